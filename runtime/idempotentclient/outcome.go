@@ -1,0 +1,133 @@
+package idempotentclient
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
+)
+
+// A Code names what a server's guard has to say about a key: what follows the
+// last '/', '#' or ':' of a problem type.
+type Code string
+
+// The codes that [Check] reports.
+const (
+	MissingKey       Code = wire.MissingKey       // the operation wants a key
+	InvalidKey       Code = wire.InvalidKey       // the server does not accept this key
+	KeyReused        Code = wire.KeyReused        // the key was used for another request
+	InFlight         Code = wire.InFlight         // the first request with the key is still under way
+	NotReplayable    Code = wire.NotReplayable    // the call took effect, but its answer was not kept
+	StoreUnavailable Code = wire.StoreUnavailable // nothing happened: the server cannot check keys now
+	OutcomeUnknown   Code = wire.OutcomeUnknown   // the call may have taken effect; ask before another key is used
+)
+
+func (c Code) known() bool {
+	switch c {
+	case MissingKey, InvalidKey, KeyReused, InFlight, NotReplayable, StoreUnavailable, OutcomeUnknown:
+		return true
+	}
+	return false
+}
+
+// A Problem is an answer by which a server's guard refused a call.
+type Problem struct {
+	Code   Code
+	Status int
+	Type   string
+	Title  string
+	Detail string
+	Key    string // the key that was used
+}
+
+func (p *Problem) Error() string {
+	text := p.Detail
+	if text == "" {
+		text = p.Title
+	}
+	if text != "" {
+		text = ": " + text
+	}
+	return fmt.Sprintf("%s (status %d, key %q)%s", p.Code, p.Status, p.Key, text)
+}
+
+// Check returns a [*Problem] if resp, an answer of a [Call], is a refusal by the
+// server's guard, and nil if it is the operation's own answer, whatever its
+// status. It does not touch the body, and works after the body was read.
+func Check(resp *http.Response) error {
+	if e := exchangeOf(resp); e != nil && e.problem != nil && e.problem.Code.known() {
+		return e.problem
+	}
+	return nil
+}
+
+// Replayed reports whether resp, an answer of a [Call], is the recorded answer
+// of an earlier request with the same key.
+func Replayed(resp *http.Response) bool {
+	e := exchangeOf(resp)
+	return e != nil && e.replayed
+}
+
+// KeyOf returns the key that was sent for resp, an answer of a [Call]; empty if
+// none was.
+func KeyOf(resp *http.Response) string {
+	if e := exchangeOf(resp); e != nil {
+		return e.key
+	}
+	return ""
+}
+
+// An Error is why a call has no answer. The request may have taken effect: only
+// the same key makes it safe to call again.
+type Error struct {
+	Key      string // the key that was used; empty for a natural operation
+	Attempts int    // how many times it was tried
+	Err      error  // the last attempt's error, or the context's
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("no answer after attempt %d with idempotency key %q: %v", e.Attempts, e.Key, e.Err)
+}
+
+// Unwrap returns e.Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// An exchange is what is remembered of the attempt that a response answers. It
+// travels in the context of the response's request.
+type exchange struct {
+	key      string
+	replayed bool
+	problem  *Problem
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(resp *http.Response) *exchange {
+	if resp == nil || resp.Request == nil {
+		return nil
+	}
+	e, _ := resp.Request.Context().Value(exchangeKey{}).(*exchange)
+	return e
+}
+
+// note remembers what resp, whose body begins with head, says of the key.
+func (e *exchange) note(resp *http.Response, marker string, head []byte) {
+	if marker != "" {
+		switch strings.ToLower(resp.Header.Get(marker)) {
+		case "", "false", "?0":
+		default:
+			e.replayed = true
+		}
+	}
+	var p struct{ Type, Title, Detail string }
+	if resp.StatusCode < 400 || !isJSON(resp.Header) || json.Unmarshal(head, &p) != nil ||
+		p.Type == "" || p.Type == "about:blank" {
+		return
+	}
+	e.problem = &Problem{
+		Code:   Code(p.Type[strings.LastIndexAny(p.Type, "/#:")+1:]),
+		Status: resp.StatusCode, Type: p.Type, Title: p.Title, Detail: p.Detail, Key: e.key,
+	}
+}

@@ -1,0 +1,63 @@
+package idempotentclient
+
+import (
+	"net/http"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
+)
+
+// A Transport is the form for callers without generated methods: as the
+// Transport of an [http.Client] it gives each request of an operation a key and
+// repeats it, as a [Call] does. The header field counts as the parameter.
+//
+// The Timeout of the http.Client then bounds the whole call, and failed calls
+// have an [*Error] within a *url.Error. The fields must not be changed once the
+// Transport is in use; it is then safe for concurrent use.
+//
+// Requests of generated methods pass through: they are repeated by their own
+// call.
+type Transport struct {
+	// Base sends the attempts. Nil: http.DefaultTransport.
+	Base http.RoundTripper
+	// Config is how keys are made and attempts repeated.
+	Config Config
+	// Operation returns the operation of a request; nil for a request that is
+	// none, which is sent as it is. Nil: every POST and PATCH is an operation
+	// with the defaults of the x-idempotent extension.
+	Operation func(*http.Request) *Operation
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	base := t.Base
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	find := t.Operation
+	if find == nil {
+		find = postAndPatch
+	}
+	op := find(req)
+	if op == nil || req.Context().Value(exchangeKey{}) != nil {
+		return base.RoundTrip(req)
+	}
+	ctx := req.Context()
+	if key := KeyOf(req.Response); key != "" { // a redirect is still the same call
+		ctx = WithKey(ctx, key)
+	}
+	return t.Config.Start(op, req.Clone(ctx)).Do(roundTripper{base})
+}
+
+var defaultOperation = Operation{Marker: wire.HeaderReplayed}
+
+func postAndPatch(req *http.Request) *Operation {
+	if req.Method == http.MethodPost || req.Method == http.MethodPatch {
+		return &defaultOperation
+	}
+	return nil
+}
+
+// roundTripper is a Doer that follows no redirects.
+type roundTripper struct{ http.RoundTripper }
+
+func (r roundTripper) Do(req *http.Request) (*http.Response, error) { return r.RoundTrip(req) }
