@@ -1,0 +1,166 @@
+// Package document reads OpenAPI documents as trees of nodes that know where
+// they stand, so that whatever is wrong can be reported at its file, line and
+// column. It understands YAML and JSON, and of OpenAPI only references.
+package document
+
+import (
+	"fmt"
+	"io/fs"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// A Document is one root file and the files that its references reach. Files
+// are read once, when first needed. A Document is not safe for concurrent use.
+type Document struct {
+	fsys  fs.FS
+	root  *Node
+	files map[string]*file
+}
+
+// A file is what was read under a name: a tree, or the error that reading gave.
+type file struct {
+	root *Node
+	err  error
+}
+
+// Load reads and parses the file name, a slash-separated path within fsys. The
+// error is of type [Findings] for faults of syntax, and wraps fsys's otherwise.
+func Load(fsys fs.FS, name string) (*Document, error) {
+	doc := &Document{fsys: fsys, files: make(map[string]*file)}
+	name = path.Clean(name)
+	root, err := doc.open(name)
+	if err != nil {
+		return nil, err
+	}
+	doc.root = root
+	return doc, nil
+}
+
+// Root is the document's outermost value.
+func (d *Document) Root() *Node { return d.root }
+
+func (d *Document) open(name string) (*Node, error) {
+	if f, ok := d.files[name]; ok {
+		return f.root, f.err
+	}
+	f := new(file)
+	d.files[name] = f
+	data, err := fs.ReadFile(d.fsys, name)
+	if err != nil {
+		f.err = fmt.Errorf("read document: %w", err)
+		return nil, f.err
+	}
+	f.root, f.err = parse(name, data)
+	return f.root, f.err
+}
+
+// Follow returns the node that the $ref of n leads to, through any number of
+// references, and n itself if it has none. References that run in a circle end
+// at nil. Errors are those of [Document.Step].
+func (d *Document) Follow(n *Node) (*Node, error) {
+	seen := make(map[*Node]bool)
+	for n.Member("$ref") != nil {
+		if seen[n] {
+			return nil, nil
+		}
+		seen[n] = true
+		next, err := d.Step(n)
+		if err != nil {
+			return nil, err
+		}
+		n = next
+	}
+	return n, nil
+}
+
+// Step returns the node that the $ref of n points at. The error, of type
+// [Findings], stands at the reference if it cannot be followed, or in the file
+// where it leads if that cannot be parsed.
+//
+// A reference is resolved against the file it stands in. Its fragment is looked
+// up in the file it names, and one without a file (`#/…`) also in the root
+// file, as kin-openapi does for elements that are files of their own. A
+// reference to a URL, or from one, opens the URL with `:/` in place of `://`,
+// so that an fs.FS can serve it.
+func (d *Document) Step(n *Node) (*Node, error) {
+	ref := n.Get("$ref")
+	if ref.Kind != String {
+		return nil, Findings{{ref.Pos, fmt.Sprintf("$ref must be a string, not %s", ref.Kind)}}
+	}
+	return d.lookUp(ref)
+}
+
+func (d *Document) lookUp(ref *Node) (*Node, error) {
+	fail := func(format string, args ...any) error {
+		return Findings{{Pos: ref.Pos, Message: fmt.Sprintf("$ref %q ", ref.Value) + fmt.Sprintf(format, args...)}}
+	}
+	// Documents written on Windows separate with backslashes.
+	location, fragment, _ := strings.Cut(ref.Value, "#")
+	location = strings.ReplaceAll(location, `\`, "/")
+	target, err := url.Parse(location + "#" + fragment)
+	if err != nil {
+		return nil, fail("is not a URI reference; write a path and a fragment, such as other.yaml#/pathItems/orders")
+	}
+	name := ref.Pos.File
+	switch {
+	case target.Host != "":
+		name = path.Join(target.Scheme+":", target.Host, target.Path)
+		if target.RawQuery != "" {
+			name += "?" + target.RawQuery
+		}
+	case path.IsAbs(target.Path):
+		name = path.Clean(target.Path)
+	case target.Path != "":
+		name = path.Join(path.Dir(name), target.Path)
+	}
+	root, err := d.open(name)
+	if err != nil {
+		if findings, ok := err.(Findings); ok {
+			return nil, findings
+		}
+		return nil, fail("cannot be read: %v", err)
+	}
+	if n := root.at(target.Fragment); n != nil {
+		return n, nil
+	}
+	if location == "" {
+		if n := d.root.at(target.Fragment); n != nil {
+			return n, nil
+		}
+	}
+	return nil, fail("points at nothing: %s has no %q", name, "#"+target.Fragment)
+}
+
+// at evaluates a JSON pointer (RFC 6901), unescaped from its URI form.
+func (n *Node) at(pointer string) *Node {
+	if pointer == "" {
+		return n
+	}
+	rest, ok := strings.CutPrefix(pointer, "/")
+	if !ok {
+		return nil
+	}
+	for token := range strings.SplitSeq(rest, "/") {
+		if n == nil {
+			return nil
+		}
+		if n.Kind == List {
+			i, err := strconv.ParseUint(token, 10, 31)
+			if err != nil || int(i) >= len(n.Items) {
+				return nil
+			}
+			n = n.Items[i]
+			continue
+		}
+		n = n.Get(Unescape(token))
+	}
+	return n
+}
+
+// Unescape decodes one token of a JSON pointer.
+func Unescape(token string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
+}

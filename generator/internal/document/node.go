@@ -1,0 +1,80 @@
+package document
+
+import "strings"
+
+// A Kind is the JSON type of a node.
+type Kind uint8
+
+// The kinds of nodes.
+const (
+	Null Kind = iota
+	Bool
+	Number
+	String
+	List
+	Object
+)
+
+// String names the kind as an author of a document would, with its article.
+func (k Kind) String() string {
+	return [...]string{"empty", "a boolean", "a number", "a string", "a list", "an object"}[k]
+}
+
+// A Node is one value of a document. YAML aliases and merge keys are resolved:
+// a node that is reached through an alias is the anchor's own, shared and at
+// the anchor's position. All methods accept a nil Node and find nothing in it.
+type Node struct {
+	Pos  Position
+	Kind Kind
+	// Value is the text of a scalar: "true" or "false" of a Bool, a Number as
+	// it was written, a String without its quotes.
+	Value string
+	// Members are an Object's, in the order of the document; those that a merge
+	// key brings come last. Only JSON has more than one of a name.
+	Members []Member
+	// Items are a List's.
+	Items []*Node
+}
+
+// A Member is a name and a value of an Object.
+type Member struct {
+	Name  string
+	Pos   Position // of the name
+	Value *Node
+}
+
+// Get returns the value of the member name, the last one if JSON repeats it,
+// or nil.
+func (n *Node) Get(name string) *Node {
+	if m := n.Member(name); m != nil {
+		return m.Value
+	}
+	return nil
+}
+
+// Member is [Node.Get] with the name's position.
+func (n *Node) Member(name string) *Member {
+	if n == nil {
+		return nil
+	}
+	for i := len(n.Members) - 1; i >= 0; i-- {
+		if n.Members[i].Name == name {
+			return &n.Members[i]
+		}
+	}
+	return nil
+}
+
+// Field is [Node.Get] as kin-openapi reads the fields of OpenAPI's own objects:
+// failing the exact name, one that differs in case only.
+func (n *Node) Field(name string) *Node {
+	if v := n.Get(name); v != nil || n == nil {
+		return v
+	}
+	for i := len(n.Members) - 1; i >= 0; i-- {
+		if strings.EqualFold(n.Members[i].Name, name) {
+			return n.Members[i].Value
+		}
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+package document
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// parse reads data as JSON if it is JSON, else as YAML. That is kin-openapi's
+// order too, and it matters: YAML readers refuse the surrogate escapes that
+// JSON uses for characters beyond the basic plane.
+func parse(name string, data []byte) (*Node, error) {
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	if json.Valid(data) {
+		return newJSONReader(name, data).value(), nil
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, Findings{syntaxFinding(name, data, err)}
+	}
+	if len(doc.Content) == 0 {
+		return nil, Findings{{Position{name, 1, 1}, "the file is empty; write an OpenAPI document"}}
+	}
+	c := yamlConverter{name: name, nodes: make(map[*yaml.Node]*Node)}
+	root := c.convert(doc.Content[0])
+	if len(c.findings) > 0 {
+		return nil, c.findings
+	}
+	return root, nil
+}
+
+var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
+
+// syntaxFinding describes data that is neither JSON nor YAML, by JSON's error if
+// it looks like JSON.
+func syntaxFinding(name string, data []byte, err error) Finding {
+	if text := bytes.TrimSpace(data); len(text) > 0 && (text[0] == '{' || text[0] == '[') {
+		var syntax *json.SyntaxError
+		if errors.As(json.Unmarshal(data, new(any)), &syntax) {
+			at := cursor{pos: Position{name, 1, 1}, data: data}
+			at.moveTo(max(0, int(syntax.Offset)-1))
+			return Finding{at.pos, "not valid JSON: " + syntax.Error()}
+		}
+	}
+	pos := Position{name, 1, 1}
+	m := yamlLine.FindStringSubmatch(err.Error())
+	if m == nil {
+		return Finding{pos, "not valid YAML: " + err.Error()}
+	}
+	if line, convErr := strconv.Atoi(m[1]); convErr == nil {
+		pos.Line = min(max(line, 1), bytes.Count(data, []byte("\n"))+1)
+	}
+	return Finding{pos, "not valid YAML: " + strings.TrimPrefix(err.Error(), m[0])}
+}
+
+type yamlConverter struct {
+	name     string
+	nodes    map[*yaml.Node]*Node // nil while a node is being converted
+	findings Findings
+}
+
+func (c *yamlConverter) pos(y *yaml.Node) Position { return Position{c.name, y.Line, y.Column} }
+
+func (c *yamlConverter) reject(y *yaml.Node, format string, args ...any) {
+	c.findings = append(c.findings, Finding{c.pos(y), fmt.Sprintf(format, args...)})
+}
+
+func (c *yamlConverter) convert(y *yaml.Node) *Node {
+	if y.Kind == yaml.AliasNode {
+		y = y.Alias
+	}
+	if n, ok := c.nodes[y]; ok {
+		if n == nil {
+			c.reject(y, "the anchor %q contains itself; repeat the value instead", y.Anchor)
+			return &Node{Pos: c.pos(y)}
+		}
+		return n
+	}
+	c.nodes[y] = nil
+	n := &Node{Pos: c.pos(y)}
+	switch y.Kind {
+	case yaml.MappingNode:
+		n.Kind = Object
+		c.members(n, y)
+	case yaml.SequenceNode:
+		n.Kind = List
+		for _, item := range y.Content {
+			n.Items = append(n.Items, c.convert(item))
+		}
+	default:
+		n.Kind, n.Value = scalar(y)
+	}
+	c.nodes[y] = n
+	return n
+}
+
+func (c *yamlConverter) members(n *Node, y *yaml.Node) {
+	seen := make(map[string]int, len(y.Content)/2) // name -> line
+	var merges []*yaml.Node
+	for i := 0; i+1 < len(y.Content); i += 2 {
+		key, value := y.Content[i], y.Content[i+1]
+		if key.ShortTag() == "!!merge" {
+			merges = append(merges, value)
+			continue
+		}
+		name := c.convert(key)
+		if name.Kind == List || name.Kind == Object {
+			c.reject(key, "a name must be a scalar; write it in quotes")
+			continue
+		}
+		if line, ok := seen[name.Value]; ok {
+			c.reject(key, "%q is already defined in line %d; remove one of them", name.Value, line)
+			continue
+		}
+		seen[name.Value] = key.Line
+		n.Members = append(n.Members, Member{name.Value, c.pos(key), c.convert(value)})
+	}
+	merge := func(y *yaml.Node) {
+		from := c.convert(y)
+		if from.Kind != Object {
+			c.reject(y, "a merge key takes an object, or a list of objects; write <<: *anchor")
+			return
+		}
+		for _, m := range from.Members {
+			if _, ok := seen[m.Name]; !ok {
+				seen[m.Name] = m.Pos.Line
+				n.Members = append(n.Members, m)
+			}
+		}
+	}
+	for _, y := range merges {
+		if y.Kind != yaml.SequenceNode {
+			merge(y)
+			continue
+		}
+		for _, item := range y.Content {
+			merge(item)
+		}
+	}
+}
+
+func scalar(y *yaml.Node) (Kind, string) {
+	switch y.ShortTag() {
+	case "!!null":
+		return Null, y.Value
+	case "!!bool":
+		return Bool, strings.ToLower(y.Value)
+	case "!!int", "!!float":
+		return Number, y.Value
+	}
+	return String, y.Value
+}
+
+// A cursor tracks the position of an offset that only grows.
+type cursor struct {
+	pos    Position
+	data   []byte
+	offset int
+}
+
+func (c *cursor) moveTo(offset int) {
+	passed := c.data[c.offset:offset]
+	c.offset = offset
+	if n := bytes.Count(passed, []byte("\n")); n > 0 {
+		c.pos.Line += n
+		c.pos.Column = 1
+		passed = passed[bytes.LastIndexByte(passed, '\n')+1:]
+	}
+	c.pos.Column += utf8.RuneCount(passed)
+}
+
+// A jsonReader builds nodes from valid JSON.
+type jsonReader struct {
+	decoder *json.Decoder
+	at      cursor
+}
+
+func newJSONReader(name string, data []byte) *jsonReader {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.UseNumber()
+	return &jsonReader{decoder, cursor{pos: Position{name, 1, 1}, data: data}}
+}
+
+// next moves to the next token and returns it with its position.
+func (r *jsonReader) next() (json.Token, Position) {
+	start := int(r.decoder.InputOffset())
+	start += len(r.at.data[start:]) - len(bytes.TrimLeft(r.at.data[start:], " \t\r\n,:"))
+	r.at.moveTo(start)
+	token, err := r.decoder.Token()
+	if err != nil {
+		panic(fmt.Sprintf("document: valid JSON gave %v", err)) // json.Valid said otherwise
+	}
+	return token, r.at.pos
+}
+
+func (r *jsonReader) value() *Node {
+	token, pos := r.next()
+	n := &Node{Pos: pos}
+	switch token := token.(type) {
+	case nil:
+		n.Kind = Null
+	case bool:
+		n.Kind, n.Value = Bool, strconv.FormatBool(token)
+	case json.Number:
+		n.Kind, n.Value = Number, token.String()
+	case string:
+		n.Kind, n.Value = String, token
+	case json.Delim:
+		if token == '[' {
+			n.Kind = List
+			for r.decoder.More() {
+				n.Items = append(n.Items, r.value())
+			}
+		} else {
+			n.Kind = Object
+			for r.decoder.More() {
+				name, pos := r.next()
+				n.Members = append(n.Members, Member{name.(string), pos, r.value()})
+			}
+		}
+		r.next() // the closing bracket
+	}
+	return n
+}

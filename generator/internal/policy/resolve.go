@@ -1,0 +1,296 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+)
+
+// Ranks order what gives values, weakest first.
+const (
+	rankBuiltIn = iota
+	rankHeaderParam
+	rankRoot
+	rankProfile
+	rankPathItem
+	rankOperation
+)
+
+const (
+	levelHeaderParam = "header parameter"
+	levelRoot        = "document root"
+	levelPathItem    = "path item"
+	levelOperation   = "operation"
+)
+
+// A resolver collects what one document says and everything that is wrong.
+type resolver struct {
+	doc      *document.Document
+	cfg      Config
+	findings document.Findings
+	read     map[*document.Node]bool // the objects whose annotation has been read
+	root     *annotation             // nil: none
+	profiles map[string]layer
+}
+
+// A layer is what one level gives.
+type layer struct {
+	rank     int
+	level    string
+	settings []setting
+}
+
+// An annotation is the extension's value on one object.
+type annotation struct {
+	layer
+	pos     document.Position
+	bare    bool // true, without fields
+	off     bool // false
+	broken  bool // neither, and rejected
+	profile *document.Node
+	applyTo []string // at the root: lower-case methods
+}
+
+func (r *resolver) reject(pos document.Position, format string, args ...any) {
+	r.findings = append(r.findings, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
+}
+
+// full is the name of a field as messages give it.
+func (r *resolver) full(name string) string { return r.cfg.Extension + "." + name }
+
+func (r *resolver) mustBe(name string, n *document.Node, what string) {
+	hint := ""
+	if n.Get("$ref") != nil {
+		hint = "; $ref is not followed here: write a profile and name it, or use a YAML anchor"
+	}
+	r.reject(n.Pos, "%s must be %s, not %s%s", r.full(name), what, describe(n), hint)
+}
+
+// document resolves all operations of the document.
+func (r *resolver) document() []Operation {
+	root := r.doc.Root()
+	if root.Kind != document.Object {
+		r.reject(root.Pos, "the document is %s; write an object with openapi, info and paths", describe(root))
+		return nil
+	}
+	r.readRoot(root)
+	var operations []Operation
+	named := make(map[string][]place)
+	paths := root.Field("paths")
+	for i := range members(paths) {
+		m := &paths.Members[i]
+		if strings.HasPrefix(m.Name, "x-") || paths.Member(m.Name) != m {
+			continue
+		}
+		operations = append(operations, r.pathItem(m, named)...)
+	}
+	r.checkNames(operations, named)
+	newStrays(r).document(root)
+	return operations
+}
+
+func members(n *document.Node) []document.Member {
+	if n == nil {
+		return nil
+	}
+	return n.Members
+}
+
+func (r *resolver) readRoot(root *document.Node) {
+	a := r.annotation(root, rankRoot, levelRoot)
+	if a == nil {
+		return
+	}
+	if a.bare || a.off {
+		r.reject(a.pos, "%s at the document root only supplies defaults, so true and false mean nothing there; write applyTo: [post, patch] to annotate every POST and PATCH, or remove it", r.cfg.Extension)
+	}
+	r.root = a
+}
+
+// annotation reads the extension's value on owner, or returns nil if there is none.
+func (r *resolver) annotation(owner *document.Node, rank int, level string) *annotation {
+	r.read[owner] = true
+	m := owner.Member(r.cfg.Extension)
+	if m == nil {
+		return nil
+	}
+	r.checkRepeated(owner, r.cfg.Extension)
+	a := &annotation{layer: layer{rank: rank, level: level}, pos: m.Pos}
+	n := m.Value
+	switch n.Kind {
+	case document.Bool:
+		a.bare, a.off = n.Value == "true", n.Value != "true"
+	case document.Object:
+		if ref := n.Get("$ref"); ref != nil {
+			r.reject(m.Pos, "%s does not follow $ref; name a profile of the document root, or use a YAML anchor", r.cfg.Extension)
+			a.broken = true
+			return a
+		}
+		own := []string{"profile"}
+		if rank == rankRoot {
+			own = []string{"profile", "profiles", "applyTo"}
+			r.readProfiles(n.Get("profiles"))
+			a.applyTo = r.readApplyTo(n.Get("applyTo"))
+		}
+		a.settings = r.settings("", n, policyFields, own)
+		a.profile = r.readProfileName(n.Get("profile"))
+	default:
+		a.broken = true
+		r.reject(n.Pos, "%s must be true, false or an object with the policy's fields, not %s", r.cfg.Extension, describe(n))
+	}
+	return a
+}
+
+// checkRepeated reports a member that JSON gives more than once: readers differ
+// in which one they take.
+func (r *resolver) checkRepeated(n *document.Node, name string) {
+	first := true
+	for _, m := range n.Members {
+		if m.Name != name {
+			continue
+		}
+		if !first {
+			r.reject(m.Pos, "%q is given more than once; remove all but one", name)
+		}
+		first = false
+	}
+}
+
+func (r *resolver) readProfiles(n *document.Node) {
+	if n == nil {
+		return
+	}
+	if n.Kind != document.Object {
+		r.mustBe("profiles", n, "an object of named policies")
+		return
+	}
+	r.profiles = make(map[string]layer, len(n.Members))
+	for _, m := range n.Members {
+		r.checkRepeated(n, m.Name)
+		name := "profiles." + m.Name
+		if m.Value.Kind != document.Object {
+			r.mustBe(name, m.Value, "an object with the policy's fields")
+			continue
+		}
+		if at := m.Value.Member("profile"); at != nil {
+			r.reject(at.Pos, "%s.profile means nothing: a profile cannot build on another; write its fields here", r.full(name))
+		}
+		r.profiles[m.Name] = layer{
+			rank:     rankProfile,
+			level:    "profile " + m.Name,
+			settings: r.settings("", m.Value, policyFields, []string{"profile"}),
+		}
+	}
+}
+
+// readProfileName returns n if it names a profile. The root is read first, so
+// that all profiles are known.
+func (r *resolver) readProfileName(n *document.Node) *document.Node {
+	if n == nil {
+		return nil
+	}
+	if n.Kind != document.String {
+		r.mustBe("profile", n, "the name of a profile of the document root")
+		return nil
+	}
+	if _, ok := r.profiles[n.Value]; ok {
+		return n
+	}
+	var names []string
+	for name := range r.profiles {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		r.reject(n.Pos, "%s: there is no profile %q, nor any other; write it under %s at the document root", r.full("profile"), n.Value, r.full("profiles"))
+	} else {
+		r.reject(n.Pos, "%s: there is no profile %q; write %s%s", r.full("profile"), n.Value, oneOf(names), didYouMean(n.Value, names))
+	}
+	return nil
+}
+
+func (r *resolver) readApplyTo(n *document.Node) []string {
+	if n == nil {
+		return nil
+	}
+	methods := []string{"post", "put", "patch", "delete"}
+	values, ok := list(words(methods...), verbatim)(r, "applyTo", n)
+	if ok && len(values) == 0 {
+		r.reject(n.Pos, "%s is empty and applies to nothing; write methods, such as [post, patch], or remove it", r.full("applyTo"))
+	}
+	return values
+}
+
+// settings reads the fields of the object n, and leaves out those whose names
+// are the caller's own.
+func (r *resolver) settings(prefix string, n *document.Node, fields []field, own []string) []setting {
+	var settings []setting
+	for _, m := range n.Members {
+		if strings.HasPrefix(m.Name, "x-") || slices.Contains(own, m.Name) {
+			continue
+		}
+		r.checkRepeated(n, m.Name)
+		i := slices.IndexFunc(fields, func(f field) bool { return f.name == m.Name })
+		if i < 0 {
+			r.unknown(prefix, m, fields, own)
+			continue
+		}
+		settings = append(settings, r.setting(prefix+m.Name, m, fields[i])...)
+	}
+	return settings
+}
+
+func (r *resolver) setting(name string, m document.Member, f field) []setting {
+	if f.parse != nil {
+		if apply := f.parse(r, name, m.Value); apply != nil {
+			return []setting{{name, m.Pos, apply}}
+		}
+		return nil
+	}
+	if m.Value.Kind == document.Object && m.Value.Get("$ref") == nil {
+		settings := r.settings(name+".", m.Value, f.fields, nil)
+		if f.off != nil {
+			settings = append([]setting{{name, m.Pos, func(o *Operation) { *f.off.at(o) = false }}}, settings...)
+		}
+		return settings
+	}
+	var names []string
+	for _, sub := range f.fields {
+		names = append(names, sub.name)
+	}
+	what := "an object with " + strings.Join(names, ", ")
+	if f.off != nil {
+		if m.Value.Kind == f.off.kind && m.Value.Value == f.off.word {
+			return []setting{{name, m.Pos, func(o *Operation) { *f.off.at(o) = true }}}
+		}
+		what = f.off.word + " or " + what
+	}
+	r.mustBe(name, m.Value, what)
+	return nil
+}
+
+// unknown reports a member that is no field, with the field that was meant.
+func (r *resolver) unknown(prefix string, m document.Member, fields []field, own []string) {
+	name := prefix + m.Name
+	if prefix == "" && (m.Name == "profiles" || m.Name == "applyTo") {
+		r.reject(m.Pos, "%s belongs at the document root; move it there", r.full(name))
+		return
+	}
+	if m.Name == "$ref" {
+		r.reject(m.Pos, "%s is not followed; name a profile of the document root, or use a YAML anchor", r.full(name))
+		return
+	}
+	for _, elsewhere := range append(slices.Clone(fieldNames), "fingerprint", "key", "server", "client") {
+		if elsewhere == m.Name || strings.HasSuffix(elsewhere, "."+m.Name) && elsewhere != "key.pattern" {
+			r.reject(m.Pos, "%s is not a field; write it as %s", r.full(name), r.full(elsewhere))
+			return
+		}
+	}
+	candidates := slices.Clone(own)
+	for _, f := range fields {
+		candidates = append(candidates, f.name)
+	}
+	r.reject(m.Pos, "%s is not a field; write %s%s", r.full(name), oneOf(candidates), didYouMean(m.Name, candidates))
+}

@@ -1,0 +1,257 @@
+package policy
+
+import (
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+)
+
+// A parser reads the value of the field name from n, or rejects it.
+type parser[T any] func(r *resolver, name string, n *document.Node) (T, bool)
+
+func boolean(r *resolver, name string, n *document.Node) (bool, bool) {
+	if n.Kind != document.Bool {
+		r.mustBe(name, n, "true or false")
+		return false, false
+	}
+	return n.Value == "true", true
+}
+
+var wholeNumber = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
+
+func positive(r *resolver, name string, n *document.Node) (int, bool) {
+	if n.Kind == document.Number && wholeNumber.MatchString(n.Value) {
+		if v, err := strconv.ParseInt(n.Value, 10, 32); err == nil && v > 0 {
+			return int(v), true
+		}
+	}
+	r.mustBe(name, n, "a whole number of at least 1")
+	return 0, false
+}
+
+// An option is one of the values that a field may have.
+type option[T any] struct {
+	kind  document.Kind
+	text  string
+	value T
+}
+
+func word[T any](text string, value T) option[T] { return option[T]{document.String, text, value} }
+func status(code int) option[int] {
+	return option[int]{document.Number, strconv.Itoa(code), code}
+}
+
+func choice[T any](options ...option[T]) parser[T] {
+	texts := make([]string, len(options))
+	for i, o := range options {
+		texts[i] = o.text
+	}
+	return func(r *resolver, name string, n *document.Node) (T, bool) {
+		for _, o := range options {
+			if n.Kind == o.kind && n.Value == o.text {
+				return o.value, true
+			}
+		}
+		r.mustBe(name, n, oneOf(texts)+didYouMean(n.Value, texts))
+		return *new(T), false
+	}
+}
+
+func words(texts ...string) parser[string] {
+	options := make([]option[string], len(texts))
+	for i, text := range texts {
+		options[i] = word(text, text)
+	}
+	return choice(options...)
+}
+
+var (
+	durationForm = regexp.MustCompile(`^([0-9]+(ms|s|m|h|d))+$`)
+	durationPart = regexp.MustCompile(`([0-9]+)([a-z]+)`)
+	durationUnit = map[string]time.Duration{
+		"ms": time.Millisecond, "s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour,
+	}
+)
+
+func duration(least time.Duration) parser[time.Duration] {
+	return func(r *resolver, name string, n *document.Node) (time.Duration, bool) {
+		if n.Kind != document.String || !durationForm.MatchString(n.Value) {
+			r.mustBe(name, n, "a duration with its units (ms, s, m, h, d), such as 24h or 1m30s")
+			return 0, false
+		}
+		var total time.Duration
+		for _, part := range durationPart.FindAllStringSubmatch(n.Value, -1) {
+			unit := durationUnit[part[2]]
+			count, err := strconv.ParseInt(part[1], 10, 64)
+			if err != nil || count > int64((math.MaxInt64-total)/unit) {
+				r.mustBe(name, n, "a duration of at most 106751d")
+				return 0, false
+			}
+			total += time.Duration(count) * unit
+		}
+		if total < least {
+			r.mustBe(name, n, "longer than nothing")
+			return 0, false
+		}
+		return total, true
+	}
+}
+
+var (
+	sizeForm = regexp.MustCompile(`^([0-9]+)(B|KiB|MiB|GiB)$`)
+	sizeUnit = map[string]int64{"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+)
+
+func size(r *resolver, name string, n *document.Node) (int64, bool) {
+	if n.Kind == document.String {
+		if m := sizeForm.FindStringSubmatch(n.Value); m != nil {
+			count, err := strconv.ParseInt(m[1], 10, 64)
+			if err == nil && count > 0 && count <= math.MaxInt64/sizeUnit[m[2]] {
+				return count * sizeUnit[m[2]], true
+			}
+		}
+	}
+	r.mustBe(name, n, "a size above nothing with its unit (B, KiB, MiB, GiB), such as 1MiB")
+	return 0, false
+}
+
+var recordedStatus = regexp.MustCompile(`^[45][0-9][0-9]$`)
+
+func recorded(r *resolver, name string, n *document.Node) (string, bool) {
+	switch {
+	case n.Kind == document.String && (n.Value == "4XX" || n.Value == "5XX"):
+		return n.Value, true
+	case (n.Kind == document.String || n.Kind == document.Number) && recordedStatus.MatchString(n.Value):
+		return n.Value, true
+	}
+	r.mustBe(name, n, "4XX, 5XX or a status from 400 to 599 (2xx and 3xx always are recorded)")
+	return "", false
+}
+
+func jsonPointer(r *resolver, name string, n *document.Node) (string, bool) {
+	escapes := strings.NewReplacer("~0", "", "~1", "")
+	if n.Kind == document.String && strings.HasPrefix(n.Value, "/") && !strings.Contains(escapes.Replace(n.Value), "~") {
+		return n.Value, true
+	}
+	r.mustBe(name, n, "a JSON pointer to a member of the body, such as /meta/sentAt (RFC 6901: ~ is written ~0, and / within a name ~1)")
+	return "", false
+}
+
+var (
+	headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$") // RFC 9110, 5.6.2
+	// hopByHop are the fields that end at the next proxy (RFC 9110, 7.6.1), and
+	// Host, which net/http takes out of a request's header.
+	hopByHop = []string{
+		"connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+		"te", "trailer", "transfer-encoding", "upgrade",
+	}
+	requestHeader  = header(append(hopByHop, "authorization", "cookie"), true)
+	responseHeader = header(append(hopByHop, "set-cookie", "date"), true)
+	comparedHeader = header(hopByHop, false)
+)
+
+// header parses the name of a header field that is not one of those forbidden,
+// nor, if so said, one that describes the content.
+func header(forbidden []string, noContent bool) parser[string] {
+	forbidden = slices.Clip(forbidden)
+	return func(r *resolver, name string, n *document.Node) (string, bool) {
+		if n.Kind != document.String || !headerToken.MatchString(n.Value) {
+			r.mustBe(name, n, "the name of a header field, such as X-Request-Key")
+			return "", false
+		}
+		lower := strings.ToLower(n.Value)
+		if slices.Contains(forbidden, lower) || noContent && strings.HasPrefix(lower, "content-") {
+			r.reject(n.Pos, "%s cannot be %s, which has a meaning of its own in HTTP; write another header field", r.full(name), n.Value)
+			return "", false
+		}
+		return n.Value, true
+	}
+}
+
+func verbatim(s string) string { return s }
+
+// list parses a list whose items differ in what identity makes of them.
+func list(parse parser[string], identity func(string) string) parser[[]string] {
+	return func(r *resolver, name string, n *document.Node) ([]string, bool) {
+		if n.Kind != document.List {
+			r.mustBe(name, n, "a list, such as [] or [a, b]")
+			return nil, false
+		}
+		values := []string{}
+		seen := make(map[string]bool)
+		ok := true
+		for _, item := range n.Items {
+			v, itemOK := parse(r, name, item)
+			if itemOK && seen[identity(v)] {
+				r.reject(item.Pos, "%s lists %s twice; remove one of them", r.full(name), v)
+				itemOK = false
+			}
+			ok = ok && itemOK
+			seen[identity(v)] = true
+			values = append(values, v)
+		}
+		return values, ok
+	}
+}
+
+// describe names a value in a message.
+func describe(n *document.Node) string {
+	switch n.Kind {
+	case document.Bool:
+		return n.Value
+	case document.Number:
+		return "the number " + n.Value
+	case document.String:
+		return "the string " + strconv.Quote(n.Value)
+	}
+	return n.Kind.String()
+}
+
+// oneOf joins alternatives as a sentence does.
+func oneOf(texts []string) string {
+	last := len(texts) - 1
+	if last == 0 {
+		return texts[0]
+	}
+	return strings.Join(texts[:last], ", ") + " or " + texts[last]
+}
+
+// didYouMean returns a clause that names the candidate closest to text, or "".
+func didYouMean(text string, candidates []string) string {
+	best, bestDistance := "", 3
+	for _, c := range candidates {
+		if d := distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d < len(c) {
+			best, bestDistance = c, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return " (did you mean " + best + "?)"
+}
+
+// distance is the Levenshtein distance of two strings.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
