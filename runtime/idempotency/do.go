@@ -1,0 +1,246 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	mathrand "math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
+)
+
+// Do guards one request: it returns the answer of run, of an earlier run, or a
+// refusal. Generated glue calls it for routers that are not net/http's.
+//
+// The context that run gets is detached from ctx, see [Policy.Timeout], and
+// carries what [KeyFrom] and the other functions of handlers read; when the
+// request is not guarded (no key where none is needed, [Passthrough], or a
+// guard around this one that guards the same operation) it is ctx itself. An
+// error of run means that it has no answer; it is passed on after the key was
+// freed or, under at-most-once, its outcome marked unknown. Do itself fails in
+// no other way. A panic of run goes on.
+//
+// A nil Response with a nil error means that the bytes have passed already; see
+// [Passing].
+func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(context.Context) (*Response, error)) (*Response, error) {
+	if g.passthrough {
+		return run(ctx)
+	}
+	e := &execution{guard: g, op: g.operation(p)}
+	key, refused := e.op.parseKey(req.Header)
+	if outer := executionFrom(ctx); outer != nil && outer.op == e.op && outer.claim.Key == key {
+		return run(ctx)
+	}
+	if refused != nil && refused.name == wire.MissingKey && p.OnMissing == RunUnguarded {
+		g.emit(ctx, Event{Kind: EventUnguarded, Operation: p.Operation})
+		return run(ctx)
+	}
+	var principal string
+	if refused == nil {
+		principal, refused = e.op.authenticate(req)
+	}
+	var fingerprint []byte
+	if refused == nil {
+		fingerprint, refused = e.op.fingerprint(req)
+	}
+	if refused != nil {
+		g.emit(ctx, Event{Kind: EventRefused, Operation: p.Operation, Problem: refused.name, Status: refused.status, Err: refused.err})
+		return g.refuse(ctx, req, refused), nil
+	}
+	e.claim = Claim{
+		Operation:   p.Operation,
+		Key:         key,
+		Fingerprint: fingerprint,
+		Lease:       p.Lease,
+		TTL:         p.TTL,
+		AtMostOnce:  p.Guarantee == AtMostOnce,
+		Attempt:     1,
+	}
+	e.claim.Hash, e.claim.Owner = e.op.identify(principal, key)
+	_, _ = rand.Read(e.claim.ID[:]) // never fails, says crypto/rand
+
+	row, v, err := e.acquire(ctx)
+	if err != nil {
+		return g.refuseAs(ctx, e, req, &refusal{
+			name:       wire.StoreUnavailable,
+			status:     http.StatusServiceUnavailable,
+			detail:     "The request was not processed. Send it again with the same key.",
+			retryAfter: retryAfterFailure,
+			err:        err,
+		}), nil
+	}
+	if v != verdictRun {
+		return g.answer(ctx, e, req, &row, v), nil
+	}
+	return e.run(ctx, req, run)
+}
+
+// retryAfterFailure is when a client may try again after the store failed.
+const retryAfterFailure = time.Second
+
+// retryAfterInFlight bounds how long a client is told to wait for the request
+// in flight: most end long before their lease.
+const retryAfterInFlight = 2 * time.Second
+
+func (op *operation) authenticate(req *Request) (string, *refusal) {
+	var principal string
+	if op.principal != nil {
+		var err error
+		principal, err = op.principal(req.Native)
+		switch {
+		case errors.Is(err, ErrUnauthenticated):
+			return "", &refusal{name: wire.Unauthenticated, status: http.StatusUnauthorized, err: err}
+		case errors.Is(err, ErrForbidden):
+			return "", &refusal{name: wire.Forbidden, status: http.StatusForbidden, err: err}
+		case err != nil:
+			return "", &refusal{name: wire.PrincipalFailed, status: http.StatusInternalServerError, err: err}
+		}
+	}
+	if op.Secured && principal == "" {
+		return "", &refusal{name: wire.Unauthenticated, status: http.StatusUnauthorized}
+	}
+	return principal, nil
+}
+
+// maxTakeovers bounds how often one request takes over or claims anew because
+// what it read has changed since. Whoever changed it has made progress.
+const maxTakeovers = 8
+
+// acquire claims the key, taking over what lapsed or expired and waiting for
+// what is in flight as the policy says.
+func (e *execution) acquire(ctx context.Context) (row Row, v verdict, err error) {
+	waitUntil := time.Now().Add(e.op.WaitFor)
+	pause := firstPause
+	takeovers := 0
+	claim := true
+	for {
+		if claim {
+			row, err = e.claimRow(ctx, func(ctx context.Context) (Row, error) {
+				return e.guard.store.Claim(ctx, &e.claim)
+			})
+			if err == nil && row.IsZero() {
+				err = errors.New("idempotency: the store returned no row for a claim")
+			}
+			if err != nil {
+				return row, 0, err
+			}
+		}
+		claim = true
+		switch v = decide(&row, &e.claim, e.op.Policy); v {
+		case verdictTakeOver:
+			if takeovers++; takeovers > maxTakeovers {
+				return row, verdictInFlight, nil
+			}
+			seen := row.ID
+			row, err = e.claimRow(ctx, func(ctx context.Context) (Row, error) {
+				return e.guard.store.Takeover(ctx, &e.claim, seen)
+			})
+			if err != nil {
+				return row, 0, err
+			}
+			claim = row.IsZero()
+			if row.Won {
+				e.emit(ctx, Event{Kind: EventTakenOver, Attempt: row.Attempt})
+			}
+		case verdictInFlight:
+			left := time.Until(waitUntil)
+			if left <= 0 || !sleep(ctx, min(left, jitter(pause))) {
+				return row, v, nil
+			}
+			pause = min(2*pause, lastPause)
+		default:
+			return row, v, nil
+		}
+	}
+}
+
+func (e *execution) claimRow(ctx context.Context, f func(context.Context) (Row, error)) (row Row, err error) {
+	sent := time.Now()
+	err = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
+		row, err = f(ctx)
+		return err
+	})
+	if row.Won {
+		e.leaseStart = sent
+		e.claim.Attempt = max(row.Attempt, 1)
+	}
+	return row, err
+}
+
+func jitter(d time.Duration) time.Duration { return d/2 + mathrand.N(d/2+1) }
+
+// sleep reports false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+func (e *execution) run(ctx context.Context, req *Request, run func(context.Context) (*Response, error)) (*Response, error) {
+	runCtx, end := e.begin(ctx)
+	defer end()
+	returned := false
+	defer func() {
+		if !returned {
+			e.emit(ctx, Event{Kind: EventPanicked, Attempt: e.claim.Attempt})
+		}
+	}()
+	resp, err := run(runCtx)
+	returned = true
+	return e.finish(ctx, req, resp, err)
+}
+
+// answer sends what a verdict other than "run" means.
+func (g *Guard) answer(ctx context.Context, e *execution, req *Request, row *Row, v verdict) *Response {
+	switch v {
+	case verdictReplay:
+		resp, err := e.op.replay(&row.Outcome)
+		if err == nil {
+			e.emit(ctx, Event{Kind: EventReplayed, Status: resp.Status, Attempt: row.Attempt})
+			return resp
+		}
+		return g.refuseAs(ctx, e, req, notReplayable(err))
+	case verdictNotReplayable:
+		return g.refuseAs(ctx, e, req, notReplayable(nil))
+	case verdictMismatch:
+		status := int(e.op.OnMismatch)
+		if e.op.OnMismatch == ReplayAnyway {
+			status = wire.DefaultOnMismatch // another owner's answer is nobody else's
+		}
+		return g.refuseAs(ctx, e, req, &refusal{name: wire.KeyReused, status: status, detail: "Use a new key for a new request, and send the same request again with its key."})
+	case verdictInFlight, verdictTakeOver:
+		return g.refuseAs(ctx, e, req, &refusal{
+			name:       wire.InFlight,
+			status:     http.StatusConflict,
+			detail:     "Send the request again with the same key to get its answer.",
+			retryAfter: max(min(row.LeaseLeft, retryAfterInFlight), 1),
+		})
+	}
+	return g.refuseAs(ctx, e, req, &refusal{name: wire.OutcomeUnknown, status: http.StatusConflict, detail: "An earlier attempt began and did not say how it ended. It is not run again."})
+}
+
+func notReplayable(err error) *refusal {
+	return &refusal{name: wire.NotReplayable, status: http.StatusConflict, detail: "It is not run again.", err: err}
+}
+
+// unsettled is the answer when the handler ran and the record of it is in doubt.
+func unsettled() *refusal {
+	return &refusal{
+		name:       wire.OutcomeUnknown,
+		status:     http.StatusServiceUnavailable,
+		detail:     "The request may have been processed. Send it again with the same key to learn.",
+		retryAfter: retryAfterFailure,
+	}
+}
+
+func (g *Guard) refuseAs(ctx context.Context, e *execution, req *Request, r *refusal) *Response {
+	e.emit(ctx, Event{Kind: EventRefused, Problem: r.name, Status: r.status, Err: r.err})
+	return g.refuse(ctx, req, r)
+}

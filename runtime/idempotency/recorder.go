@@ -1,0 +1,241 @@
+package idempotency
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// Handle guards one request of a net/http router and answers it on w. Generated
+// code calls it in place of the handler.
+func (g *Guard) Handle(p *Policy, w http.ResponseWriter, r *http.Request, next http.HandlerFunc) {
+	if g.passthrough {
+		next(w, r)
+		return
+	}
+	outer := executionFrom(r.Context())
+	resp, _ := g.Do(r.Context(), p, NewRequest(r, r), func(ctx context.Context) (*Response, error) {
+		switch executionFrom(ctx) {
+		case nil:
+			g.innermost(next).ServeHTTP(w, r)
+			return nil, nil
+		case outer: // the guard around this one has run the middlewares
+			next(w, r)
+			return nil, nil
+		}
+		rec := NewRecorder(ctx, w)
+		g.innermost(next).ServeHTTP(rec, r.WithContext(ctx))
+		return rec.Response(), nil
+	})
+	if resp != nil {
+		// The client may be gone; the record is durable, and the next request
+		// gets it.
+		_ = resp.WriteTo(w)
+	}
+}
+
+func (g *Guard) innermost(h http.Handler) http.Handler {
+	for _, middleware := range slices.Backward(g.inner) {
+		h = middleware(h)
+	}
+	return h
+}
+
+// A Recorder is the http.ResponseWriter of a guarded run: it keeps the answer
+// until its record is durable. At the first Flush or Hijack, and past the
+// policy's MaxRecordedBody, it calls [Passing], and from then on the bytes go
+// straight to the writer below. Informational responses (1xx) always do.
+//
+// It is for the handler's goroutine, like any http.ResponseWriter.
+type Recorder struct {
+	ctx     context.Context
+	w       http.ResponseWriter
+	e       *execution // nil: the run is not guarded
+	before  http.Header
+	header  http.Header
+	sent    http.Header // what header was when the status was written
+	status  int
+	body    []byte
+	passing bool
+}
+
+// NewRecorder returns a Recorder over w for the guarded run that ctx belongs
+// to. If there is none, it passes everything on.
+func NewRecorder(ctx context.Context, w http.ResponseWriter) *Recorder {
+	rec := &Recorder{ctx: ctx, w: w, e: executionFrom(ctx)}
+	if rec.e == nil {
+		rec.passing = true
+		return rec
+	}
+	rec.before = w.Header().Clone()
+	if rec.header = w.Header().Clone(); rec.header == nil {
+		rec.header = http.Header{}
+	}
+	return rec
+}
+
+// Unwrap is for [http.ResponseController], which reaches deadlines through it.
+func (rec *Recorder) Unwrap() http.ResponseWriter { return rec.w }
+
+func (rec *Recorder) Header() http.Header {
+	if rec.passing {
+		return rec.w.Header()
+	}
+	return rec.header
+}
+
+func (rec *Recorder) WriteHeader(status int) {
+	switch {
+	case rec.passing:
+		rec.w.WriteHeader(status)
+	case rec.status != 0:
+	case status >= 100 && status < 200 && status != http.StatusSwitchingProtocols:
+		rec.inform(status)
+	default:
+		rec.status = status
+		rec.sent = rec.header.Clone()
+	}
+}
+
+// inform sends an informational response, which does not end the exchange,
+// with the handler's header fields and leaves the writer's own as they were.
+func (rec *Recorder) inform(status int) {
+	h := rec.w.Header()
+	clear(h)
+	for name, values := range rec.header {
+		h[name] = values
+	}
+	rec.w.WriteHeader(status)
+	clear(h)
+	for name, values := range rec.before {
+		h[name] = values
+	}
+}
+
+func (rec *Recorder) Write(b []byte) (int, error) {
+	if rec.passing {
+		return rec.w.Write(b)
+	}
+	if rec.status == 0 {
+		rec.WriteHeader(http.StatusOK)
+	}
+	if !bodyAllowed(rec.status) {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if int64(len(rec.body))+int64(len(b)) > rec.e.op.MaxRecordedBody {
+		if err := rec.pass(); err != nil {
+			return 0, err
+		}
+		return rec.w.Write(b)
+	}
+	rec.body = append(rec.body, b...)
+	return len(b), nil
+}
+
+// pass lets go of what was kept, once "not replayable" is durable.
+func (rec *Recorder) pass() error {
+	if err := Passing(rec.ctx); err != nil {
+		return err
+	}
+	resp := rec.Response()
+	rec.passing = true
+	applyHeader(rec.w.Header(), resp.Header)
+	rec.w.WriteHeader(resp.Status)
+	if len(resp.Body) == 0 {
+		return nil
+	}
+	_, err := rec.w.Write(resp.Body)
+	return err
+}
+
+// Flush implements [http.Flusher].
+func (rec *Recorder) Flush() { _ = rec.FlushError() }
+
+// FlushError is Flush for [http.ResponseController]. It returns
+// [http.ErrNotSupported], and records nothing, if the writer below cannot
+// flush.
+func (rec *Recorder) FlushError() error {
+	if !supports(rec.w, func(w http.ResponseWriter) bool {
+		_, flusher := w.(http.Flusher)
+		_, flushError := w.(interface{ FlushError() error })
+		return flusher || flushError
+	}) {
+		return http.ErrNotSupported
+	}
+	if !rec.passing {
+		if rec.status == 0 {
+			rec.WriteHeader(http.StatusOK)
+		}
+		if err := rec.pass(); err != nil {
+			return err
+		}
+	}
+	return http.NewResponseController(rec.w).Flush()
+}
+
+// Hijack implements [http.Hijacker]. It returns [http.ErrNotSupported], and
+// records nothing, if the writer below cannot be hijacked.
+func (rec *Recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if !supports(rec.w, func(w http.ResponseWriter) bool {
+		_, ok := w.(http.Hijacker)
+		return ok
+	}) {
+		return nil, nil, http.ErrNotSupported
+	}
+	if !rec.passing {
+		if err := Passing(rec.ctx); err != nil {
+			return nil, nil, err
+		}
+		rec.passing = true
+	}
+	return http.NewResponseController(rec.w).Hijack()
+}
+
+// supports looks for a writer that can among those that w wraps.
+func supports(w http.ResponseWriter, can func(http.ResponseWriter) bool) bool {
+	for {
+		if can(w) {
+			return true
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = u.Unwrap()
+	}
+}
+
+// Response returns the answer that was kept, or nil if it has passed.
+func (rec *Recorder) Response() *Response {
+	if rec.passing {
+		return nil
+	}
+	if rec.status == 0 {
+		rec.WriteHeader(http.StatusOK)
+	}
+	resp := &Response{Status: rec.status, Header: http.Header{}, Body: rec.body}
+	for name, values := range rec.sent {
+		if !slices.Equal(values, rec.before[name]) {
+			resp.Header[name] = values
+		}
+	}
+	for name, values := range rec.header {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			resp.Header[name] = values
+		}
+	}
+	for name := range rec.before {
+		if _, ok := rec.sent[name]; !ok {
+			resp.Header[name] = []string{}
+		}
+	}
+	return resp
+}
+
+var (
+	_ http.Flusher  = (*Recorder)(nil)
+	_ http.Hijacker = (*Recorder)(nil)
+)

@@ -1,0 +1,141 @@
+package idempotency
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// A Response is an answer: the handler's, a recorded one, or a refusal.
+type Response struct {
+	Status int
+	// Header holds the fields that the handler set or changed. A field with no
+	// values is one that it removed from what outer middlewares had set.
+	Header http.Header
+	Body   []byte
+}
+
+// WriteTo sends the response on w: its header fields replace those that are
+// there, and Content-Length is computed anew.
+func (resp *Response) WriteTo(w http.ResponseWriter) error {
+	applyHeader(w.Header(), resp.Header)
+	if !bodyAllowed(resp.Status) {
+		w.Header().Del("Content-Length")
+		w.WriteHeader(resp.Status)
+		return nil
+	}
+	if w.Header().Get("Trailer") == "" && w.Header().Get("Transfer-Encoding") == "" {
+		w.Header().Set("Content-Length", strconv.Itoa(len(resp.Body)))
+	}
+	w.WriteHeader(resp.Status)
+	if len(resp.Body) == 0 {
+		return nil
+	}
+	_, err := w.Write(resp.Body)
+	return err
+}
+
+func applyHeader(dst, src http.Header) {
+	for name, values := range src {
+		if len(values) == 0 {
+			delete(dst, name)
+		} else {
+			dst[name] = values
+		}
+	}
+}
+
+// bodyAllowed follows RFC 9110, section 6.4.1.
+func bodyAllowed(status int) bool {
+	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+// recordable reports whether a header field of an answer may be sent to whoever
+// sends the request again. Fields that speak of one connection, one exchange or
+// one caller may not.
+func recordable(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+		"Content-Length", "Date", "Set-Cookie", "Set-Cookie2",
+		"Request-Id", "X-Request-Id", "X-Correlation-Id", "Correlation-Id", "X-Amzn-Requestid", "X-Amzn-Trace-Id", "X-Trace-Id",
+		"Traceparent", "Tracestate", "Traceresponse", "Server-Timing":
+		return false
+	}
+	for _, prefix := range []string{"Access-Control-", "Ratelimit", "X-Ratelimit-", "X-Rate-Limit-", http.TrailerPrefix} {
+		if strings.HasPrefix(name, prefix) {
+			return false
+		}
+	}
+	return true
+}
+
+const headerEncoding = 1
+
+// encodeHeader encodes the recordable fields byte for byte.
+func encodeHeader(h http.Header, marker string) []byte {
+	b := []byte{headerEncoding}
+	marker = http.CanonicalHeaderKey(marker)
+	for name, values := range sorted(h) {
+		if canonical := http.CanonicalHeaderKey(name); canonical == marker || !recordable(canonical) {
+			continue
+		}
+		b = binary.AppendUvarint(appendField(b, name), uint64(len(values)))
+		for _, v := range values {
+			b = appendField(b, v)
+		}
+	}
+	return b
+}
+
+var errEncoding = errors.New("idempotency: recorded header has an unknown encoding")
+
+func decodeHeader(b []byte) (http.Header, error) {
+	if len(b) == 0 || b[0] != headerEncoding {
+		return nil, errEncoding
+	}
+	b = b[1:]
+	h := http.Header{}
+	for len(b) > 0 {
+		name, rest, ok := cutField(b)
+		count, n := binary.Uvarint(rest)
+		if !ok || n <= 0 || count > uint64(len(rest)) {
+			return nil, errEncoding
+		}
+		b = rest[n:]
+		values := make([]string, count)
+		for i := range values {
+			if values[i], b, ok = cutField(b); !ok {
+				return nil, errEncoding
+			}
+		}
+		h[name] = values
+	}
+	return h, nil
+}
+
+func cutField(b []byte) (field string, rest []byte, ok bool) {
+	size, n := binary.Uvarint(b)
+	if n <= 0 || size > uint64(len(b)-n) {
+		return "", nil, false
+	}
+	b = b[n:]
+	return string(b[:size]), b[size:], true
+}
+
+// replay returns the recorded answer as p has it sent.
+func (p *Policy) replay(o *Outcome) (*Response, error) {
+	h, err := decodeHeader(o.Header)
+	if err != nil {
+		return nil, err
+	}
+	if p.Replay.Marker != "" {
+		h.Set(p.Replay.Marker, "true")
+	}
+	status := o.Status
+	if p.Replay.Status != 0 && status >= 200 && status < 300 && len(o.Body) > 0 {
+		status = p.Replay.Status
+	}
+	return &Response{Status: status, Header: h, Body: o.Body}, nil
+}
