@@ -1,0 +1,415 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
+	"github.com/oapi-codegen/oapi-codegen/v2/pkg/util"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+)
+
+const help = `oapi-idempotent generates Go servers, clients and models from an OpenAPI document.
+It is oapi-codegen (same flags, same config files, same output) and guards the
+operations that the document annotates:
+
+  paths:
+    /orders:
+      post:
+        x-idempotent: true        # or a policy: {ttl: 24h, onMissing: 400, ...}
+
+Usage:
+
+  oapi-idempotent [generate] [flags] <document>
+
+<document> is a file or an http(s) URL, YAML or JSON. A minimal config:
+
+  # api.yaml
+  package: api
+  output: api/api.gen.go
+  generate: {std-http-server: true, strict-server: true, client: true, models: true}
+
+  oapi-idempotent -config api.yaml openapi.yaml
+
+The config file may have one block that oapi-codegen does not know:
+
+  idempotency:
+    extension: x-idempotent     # the annotation's name
+    header-param: relax         # a declared key header parameter: relax, keep or strip
+    unannotated: ignore         # or reject: every POST and PATCH must say what it is
+
+Findings are printed as file:line:column: what to write instead. Exit codes:
+1 for findings and failures, with nothing written; 2 for a wrong command line.
+
+Flags:
+`
+
+// flags are oapi-codegen's.
+type flags struct {
+	output         string
+	config         string
+	oldConfigStyle bool
+	outputConfig   bool
+	version        bool
+	packageName    string
+	generate       string
+	templates      string
+
+	// Deprecated by oapi-codegen in favour of the config file.
+	includeTags         string
+	excludeTags         string
+	includeOperationIDs string
+	excludeOperationIDs string
+	importMapping       string
+	excludeSchemas      string
+	responseTypeSuffix  string
+	aliasTypes          bool
+}
+
+// defaultGenerate is the value of -generate that counts as not given.
+const defaultGenerate = "types,client,server,spec"
+
+func (f *flags) declare(set *flag.FlagSet) {
+	set.StringVar(&f.output, "o", "", "write to this `file`; default: standard output")
+	set.StringVar(&f.config, "config", "", "read this config `file`")
+	set.BoolVar(&f.oldConfigStyle, "old-config-style", false, "the config file is in oapi-codegen's old style")
+	set.BoolVar(&f.outputConfig, "output-config", false, "print the config file that the flags amount to, and exit")
+	set.BoolVar(&f.version, "version", false, "print the versions and exit")
+	set.StringVar(&f.packageName, "package", "", "`name` of the generated package")
+	set.StringVar(&f.generate, "generate", defaultGenerate, "comma-separated `list` of: types, client, server (echo), echo5, chi-server, gin, gorilla, fiber, fiber-v3, iris, std-http, strict-server, spec, skip-fmt, skip-prune")
+	set.StringVar(&f.templates, "templates", "", "`directory` of templates that replace oapi-codegen's")
+	set.StringVar(&f.includeTags, "include-tags", "", "only operations with one of these `tags` (deprecated: use the config file)")
+	set.StringVar(&f.excludeTags, "exclude-tags", "", "no operation with one of these `tags` (deprecated)")
+	set.StringVar(&f.includeOperationIDs, "include-operation-ids", "", "only operations with one of these `ids` (deprecated)")
+	set.StringVar(&f.excludeOperationIDs, "exclude-operation-ids", "", "no operation with one of these `ids` (deprecated)")
+	set.StringVar(&f.importMapping, "import-mapping", "", "Go packages of referenced documents, as `file:package,...` (deprecated)")
+	set.StringVar(&f.excludeSchemas, "exclude-schemas", "", "do not generate these `schemas` (deprecated)")
+	set.StringVar(&f.responseTypeSuffix, "response-type-suffix", "", "`suffix` of response types (deprecated)")
+	set.BoolVar(&f.aliasTypes, "alias-types", false, "not supported any more")
+}
+
+func generate(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var f flags
+	set := flag.NewFlagSet("oapi-idempotent", flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	f.declare(set)
+	switch err := set.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(stdout, help)
+		set.SetOutput(stdout)
+		set.PrintDefaults()
+		return nil
+	case err != nil:
+		return usageError{err.Error()}
+	}
+	if f.version {
+		fmt.Fprintf(stdout, "oapi-idempotent v%s\noapi-codegen %s\n", idempotency.Version, generator.OapiCodegenVersion())
+		return nil
+	}
+	switch set.NArg() {
+	case 1:
+	case 0:
+		return usageError{"name an OpenAPI document"}
+	default:
+		return usageError{fmt.Sprintf("name one OpenAPI document, as the last argument, not %q", set.Args())}
+	}
+
+	cfg, err := f.configuration(set)
+	if err != nil {
+		return err
+	}
+	cfg.Spec = filepath.ToSlash(set.Arg(0))
+	cfg.FS = hostFS{}
+	cfg = cfg.WithDefaults()
+	if cfg.PackageName == "" {
+		cfg.PackageName = packageName(ctx, cfg.Output, cfg.Spec)
+	}
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	warn(stderr, cfg.Generate.Warnings())
+	warn(stderr, cfg.Warnings())
+	if f.outputConfig {
+		return printConfig(stdout, cfg)
+	}
+
+	files, err := generator.Generate(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if file.Name == "" {
+			_, err = stdout.Write(file.Content)
+		} else {
+			err = write(file)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func warn(stderr io.Writer, warnings map[string]string) {
+	for _, about := range slices.Sorted(maps.Keys(warnings)) {
+		fmt.Fprintf(stderr, "warning: %s: %s\n", about, warnings[about])
+	}
+}
+
+func printConfig(stdout io.Writer, cfg generator.Config) error {
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(cfg); err != nil {
+		return err
+	}
+	_, err := stdout.Write(out.Bytes())
+	return err
+}
+
+// packageName guesses the name of the generated package as oapi-codegen means
+// to: that of the package that is there already, else the document's name.
+func packageName(ctx context.Context, output, spec string) string {
+	if output != "" {
+		list := exec.CommandContext(ctx, "go", "list", "-find", "-f", "{{.Name}}", ".")
+		list.Dir = filepath.Dir(output)
+		if name, err := list.Output(); err == nil && len(bytes.TrimSpace(name)) > 0 {
+			return string(bytes.TrimSpace(name))
+		}
+	}
+	base, _, _ := strings.Cut(filepath.Base(spec), ".")
+	return codegen.LowercaseFirstCharacter(codegen.ToCamelCase(base))
+}
+
+// oldConfig is oapi-codegen's config file of before its version 1.11.
+type oldConfig struct {
+	PackageName         string                       `yaml:"package"`
+	GenerateTargets     []string                     `yaml:"generate"`
+	Output              string                       `yaml:"output"`
+	IncludeTags         []string                     `yaml:"include-tags"`
+	ExcludeTags         []string                     `yaml:"exclude-tags"`
+	IncludeOperationIDs []string                     `yaml:"include-operation-ids"`
+	ExcludeOperationIDs []string                     `yaml:"exclude-operation-ids"`
+	TemplatesDir        string                       `yaml:"templates"`
+	ImportMapping       map[string]string            `yaml:"import-mapping"`
+	ExcludeSchemas      []string                     `yaml:"exclude-schemas"`
+	ResponseTypeSuffix  string                       `yaml:"response-type-suffix"`
+	Compatibility       codegen.CompatibilityOptions `yaml:"compatibility"`
+}
+
+func parseOldConfig(data []byte) (oldConfig, error) {
+	var old oldConfig
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&old); err != nil && !errors.Is(err, io.EOF) {
+		return oldConfig{}, err
+	}
+	return old, nil
+}
+
+// configuration reads the config file and applies the flags to it. Which style
+// the file has is decided as oapi-codegen does: by the flag that says so, by
+// which of the two it can be read as, then by whether a deprecated flag is
+// given.
+func (f *flags) configuration(set *flag.FlagSet) (generator.Config, error) {
+	if f.config == "" {
+		if f.oldConfigStyle || deprecatedFlagGiven(set) {
+			return f.oldConfiguration(oldConfig{})
+		}
+		cfg := generator.Config{Output: f.output}
+		cfg.Generate = codegen.GenerateOptions{EchoServer: true, Client: true, Models: true, EmbeddedSpec: true}
+		return f.update(cfg)
+	}
+	data, err := os.ReadFile(f.config)
+	if err != nil {
+		return generator.Config{}, fmt.Errorf("reading the config file: %w", err)
+	}
+	cfg, newErr := generator.ParseConfig(data)
+	old, oldErr := parseOldConfig(data)
+	switch {
+	case f.oldConfigStyle && oldErr != nil:
+		return generator.Config{}, fmt.Errorf("%s: as a config file in the old style: %w", f.config, oldErr)
+	case newErr != nil && oldErr != nil:
+		return generator.Config{}, fmt.Errorf("%s: %w\n(nor is it a config file in the old style: %w)", f.config, newErr, oldErr)
+	case f.oldConfigStyle, newErr != nil, oldErr == nil && deprecatedFlagGiven(set):
+		return f.oldConfiguration(old)
+	}
+	return f.update(cfg)
+}
+
+func deprecatedFlagGiven(set *flag.FlagSet) bool {
+	deprecated := []string{"include-tags", "exclude-tags", "import-mapping", "exclude-schemas", "response-type-suffix", "alias-types"}
+	given := false
+	set.Visit(func(f *flag.Flag) { given = given || slices.Contains(deprecated, f.Name) })
+	return given
+}
+
+// update applies the flags to a config file's contents: flags win, but -o.
+func (f *flags) update(cfg generator.Config) (generator.Config, error) {
+	if f.packageName != "" {
+		cfg.PackageName = f.packageName
+	}
+	if f.generate != defaultGenerate {
+		if err := setTargets(&cfg, util.ParseCommandLineList(f.generate)); err != nil {
+			return cfg, err
+		}
+	}
+	out := &cfg.OutputOptions
+	for _, list := range []struct {
+		flag  string
+		field *[]string
+	}{
+		{f.includeTags, &out.IncludeTags},
+		{f.excludeTags, &out.ExcludeTags},
+		{f.includeOperationIDs, &out.IncludeOperationIDs},
+		{f.excludeOperationIDs, &out.ExcludeOperationIDs},
+		{f.excludeSchemas, &out.ExcludeSchemas},
+	} {
+		if list.flag != "" {
+			*list.field = util.ParseCommandLineList(list.flag)
+		}
+	}
+	if f.templates != "" {
+		templates, err := readTemplates(f.templates)
+		if err != nil {
+			return cfg, err
+		}
+		out.UserTemplates = templates
+	}
+	if f.importMapping != "" {
+		mapping, err := util.ParseCommandlineMap(f.importMapping)
+		if err != nil {
+			return cfg, usageError{"-import-mapping: " + err.Error()}
+		}
+		cfg.ImportMapping = mapping
+	}
+	if f.responseTypeSuffix != "" {
+		out.ResponseTypeSuffix = f.responseTypeSuffix
+	}
+	if f.aliasTypes {
+		return cfg, usageError{"-alias-types is not supported any more; remove it"}
+	}
+	if cfg.Output == "" {
+		cfg.Output = f.output
+	}
+	return cfg, nil
+}
+
+// oldConfiguration applies the flags to an old-style config file's contents:
+// the file wins. What it ignores, oapi-codegen ignores.
+func (f *flags) oldConfiguration(old oldConfig) (generator.Config, error) {
+	list := func(field []string, flag string) []string {
+		if field == nil {
+			return util.ParseCommandLineList(flag)
+		}
+		return field
+	}
+	text := func(field, flag string) string {
+		if field == "" {
+			return flag
+		}
+		return field
+	}
+	cfg := generator.Config{Output: text(old.Output, f.output)}
+	cfg.PackageName = text(old.PackageName, f.packageName)
+	cfg.Compatibility = old.Compatibility
+	cfg.OutputOptions = codegen.OutputOptions{
+		ResponseTypeSuffix: f.responseTypeSuffix,
+		IncludeTags:        list(old.IncludeTags, f.includeTags),
+		ExcludeTags:        list(old.ExcludeTags, f.excludeTags),
+		ExcludeSchemas:     list(old.ExcludeSchemas, f.excludeSchemas),
+	}
+	if err := setTargets(&cfg, list(old.GenerateTargets, f.generate)); err != nil {
+		return cfg, err
+	}
+	var err error
+	if dir := text(old.TemplatesDir, f.templates); dir != "" {
+		if cfg.OutputOptions.UserTemplates, err = readTemplates(dir); err != nil {
+			return cfg, err
+		}
+	}
+	cfg.ImportMapping = old.ImportMapping
+	if old.ImportMapping == nil && f.importMapping != "" {
+		if cfg.ImportMapping, err = util.ParseCommandlineMap(f.importMapping); err != nil {
+			return cfg, usageError{"-import-mapping: " + err.Error()}
+		}
+	}
+	return cfg, nil
+}
+
+// setTargets makes cfg generate these targets and no others.
+func setTargets(cfg *generator.Config, targets []string) error {
+	g := codegen.GenerateOptions{}
+	for _, target := range targets {
+		switch target {
+		case "iris", "iris-server":
+			g.IrisServer = true
+		case "chi-server", "chi":
+			g.ChiServer = true
+		case "fiber-server", "fiber":
+			g.FiberServer = true
+		case "fiber-v3-server", "fiber-v3":
+			g.FiberV3Server = true
+		case "server", "echo-server", "echo":
+			g.EchoServer = true
+		case "echo5", "echo5-server":
+			g.Echo5Server = true
+		case "gin", "gin-server":
+			g.GinServer = true
+		case "gorilla", "gorilla-server":
+			g.GorillaServer = true
+		case "std-http", "std-http-server":
+			g.StdHTTPServer = true
+		case "strict-server":
+			g.Strict = true
+		case "client":
+			g.Client = true
+		case "types", "models":
+			g.Models = true
+		case "spec", "embedded-spec":
+			g.EmbeddedSpec = true
+		case "skip-fmt":
+			cfg.OutputOptions.SkipFmt = true
+		case "skip-prune":
+			cfg.OutputOptions.SkipPrune = true
+		default:
+			return usageError{fmt.Sprintf("%q cannot be generated; see -generate", target)}
+		}
+	}
+	cfg.Generate = g
+	return nil
+}
+
+// readTemplates reads a directory of templates, named by their paths within it.
+func readTemplates(dir string) (map[string]string, error) {
+	templates := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		templates[filepath.ToSlash(name)] = string(data)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the templates: %w", err)
+	}
+	return templates, nil
+}

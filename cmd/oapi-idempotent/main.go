@@ -1,0 +1,86 @@
+// Command oapi-idempotent is a drop-in for oapi-codegen that guards the
+// operations an OpenAPI document annotates with x-idempotent. It takes the same
+// flags and config files; see the package generator for what it adds.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1 // findings, or something could not be read or written
+	exitUsage   = 2 // the command line is wrong
+)
+
+// A verb is one thing that the command does.
+type verb struct {
+	name    string
+	summary string
+	run     func(ctx context.Context, args []string, stdout, stderr io.Writer) error
+}
+
+// verbs lists them; the first is the default.
+var verbs = []verb{
+	{"generate", "generate Go code from an OpenAPI document", generate},
+}
+
+// A usageError is a mistake in the command line.
+type usageError struct{ message string }
+
+func (e usageError) Error() string { return e.message }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	verb, args, err := selectVerb(args)
+	if err == nil {
+		err = verb.run(ctx, args, stdout, stderr)
+	}
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "oapi-idempotent: %s\nRun 'oapi-idempotent -h' for help.\n", usage.message)
+		return exitUsage
+	default:
+		fmt.Fprintln(stderr, err)
+		return exitFailure
+	}
+}
+
+var word = regexp.MustCompile(`^[a-z]+$`)
+
+// selectVerb takes the verb off args. Without one, args are those of the
+// default verb, as oapi-codegen has none.
+func selectVerb(args []string) (verb, []string, error) {
+	if len(args) == 0 || !word.MatchString(args[0]) {
+		return verbs[0], args, nil
+	}
+	if i := slices.IndexFunc(verbs, func(v verb) bool { return v.name == args[0] }); i >= 0 {
+		return verbs[i], args[1:], nil
+	}
+	if _, err := os.Stat(args[0]); err == nil {
+		return verbs[0], args, nil
+	}
+	names := make([]string, len(verbs))
+	for i, v := range verbs {
+		names[i] = v.name
+	}
+	return verb{}, nil, usageError{fmt.Sprintf("%q is neither a verb nor a file; the verbs are: %s", args[0], strings.Join(names, ", "))}
+}

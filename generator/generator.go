@@ -1,0 +1,297 @@
+// Package generator generates what oapi-codegen does, and puts the guard that
+// an x-idempotent annotation asks for into it. For a document without
+// annotations the result is oapi-codegen's, byte for byte but for the line that
+// names the versions.
+package generator
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/model"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/render"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/stub"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/weave"
+)
+
+// Import paths of the packages that generated code uses.
+const (
+	idempotencyPackage      = "github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+	idempotentClientPackage = "github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
+)
+
+// A File is one generated file.
+type File struct {
+	Name    string // cfg.Output
+	Content []byte
+}
+
+// Findings are what is wrong with a document: one line each, as
+// "file:line:column: what to write instead". [Generate] returns them as its
+// error, to be found with [errors.As].
+type Findings = document.Findings
+
+// OapiCodegenVersion returns the version of oapi-codegen that this program
+// generates with.
+func OapiCodegenVersion() string { return stub.OapiCodegenVersion() }
+
+// Generate generates the code that cfg asks for. It reads through cfg.FS and
+// writes nothing. Equal input gives equal bytes.
+//
+// Calls may be concurrent; the part of them that runs oapi-codegen is not.
+func Generate(ctx context.Context, cfg Config) ([]File, error) {
+	cfg = cfg.WithDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	spec, operations, err := read(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := prepare(spec, cfg, operations); err != nil {
+		return nil, err
+	}
+	options := cfg.Configuration
+	options.OutputOptions.UserTemplates = stub.UserTemplates(cfg.FS, options.OutputOptions.UserTemplates)
+	out, err := stub.Generate(spec, options)
+	if err != nil {
+		return nil, err
+	}
+	content, err := add(cfg, out, operations)
+	if err != nil {
+		return nil, err
+	}
+	return []File{{Name: cfg.Output, Content: content}}, nil
+}
+
+// read reads the document twice: for oapi-codegen, and for its annotations,
+// which need the positions that the first reading loses.
+func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
+	loader := stub.NewLoader(cfg.FS, cfg.HTTP, cfg.Spec, cfg.AllowRemoteRefsFrom)
+	name := cfg.Spec
+	var spec *openapi3.T
+	if overlay := cfg.OutputOptions.Overlay; overlay.Path != "" {
+		var err error
+		name, spec, err = loader.Overlay(cfg.Spec, overlay.Path, overlay.Strict == nil || *overlay.Strict)
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	doc, err := document.Load(loader, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	operations, err := policy.Resolve(doc, policy.Config{
+		Extension:   cfg.Idempotency.Extension,
+		Unannotated: cfg.Idempotency.Unannotated,
+		HeaderParam: cfg.Idempotency.HeaderParam,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if spec == nil {
+		if spec, err = loader.Load(name); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return spec, operations, nil
+}
+
+// prepare makes of the document what oapi-codegen is to see.
+func prepare(spec *openapi3.T, cfg Config, operations []policy.Operation) error {
+	if len(operations) == 0 {
+		return nil
+	}
+	var findings document.Findings
+	var declared []stub.Endpoint
+	for _, op := range operations {
+		endpoint := stub.Endpoint{Method: op.Method, Path: op.Path, Header: op.Server.Header}
+		if !stub.Has(spec, endpoint) {
+			findings = append(findings, document.Finding{
+				Pos:     op.Pos,
+				Message: fmt.Sprintf("%s %s is annotated, but oapi-codegen does not see such an operation and would not generate it; remove the annotation", op.Method, op.Path),
+			})
+			continue
+		}
+		if op.HeaderParam != nil {
+			declared = append(declared, endpoint)
+		}
+	}
+	if findings != nil {
+		return findings
+	}
+	stub.NameAliased(spec)
+	switch cfg.Idempotency.HeaderParam {
+	case headerParamRelax:
+		stub.RelaxHeader(spec, declared)
+	case headerParamStrip:
+		stub.StripHeader(spec, declared)
+	}
+	return nil
+}
+
+// A mapped operation is an annotated operation that survived the config's
+// filters, with the names that oapi-codegen gave it.
+type mapped struct {
+	policy.Operation
+	stub stub.Operation
+}
+
+// add puts the guard and the key into oapi-codegen's output.
+func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, error) {
+	guarded, called, err := mapOperations(out, operations)
+	if err != nil {
+		return nil, err
+	}
+	family, target := serverTarget(cfg.Generate)
+	server := target != "" && len(guarded) > 0
+	client := cfg.Generate.Client && len(called) > 0
+	if !server && !client {
+		return []byte(out.Source), nil
+	}
+	if server && family == nil {
+		op := guarded[0]
+		return nil, document.Findings{{
+			Pos: op.Pos,
+			Message: fmt.Sprintf("%s %s is annotated, and %s servers cannot be guarded yet; generate std-http-server, chi-server, gorilla-server or echo-server, or only the client and models",
+				op.Method, op.Path, target),
+		}}
+	}
+	file, err := weave.Parse(out.Source, out.Types)
+	if err != nil {
+		return nil, err
+	}
+	section := ""
+	if server {
+		section, err = addServer(cfg, file, *family, guarded)
+	}
+	if client && err == nil {
+		var text string
+		text, err = addClient(cfg, file, called)
+		section += text
+	}
+	if err != nil {
+		return nil, err
+	}
+	return file.Source(section, cfg.OutputOptions.SkipFmt)
+}
+
+// mapOperations finds what oapi-codegen made of each annotated operation:
+// guarded ones for the server, called ones for the client. Those that the
+// config's filters removed are in neither.
+func mapOperations(out *stub.Output, operations []policy.Operation) (guarded, called []mapped, err error) {
+	type endpoint struct{ method, path string }
+	generated := map[endpoint]stub.Operation{}
+	handlers := map[string]bool{}
+	for _, op := range out.Operations {
+		generated[endpoint{op.Method, op.Path}] = op
+		handlers[op.Name] = handlers[op.Name] || !op.Alias
+	}
+	for _, op := range operations {
+		named, ok := generated[endpoint{op.Method, op.Path}]
+		if !ok {
+			continue
+		}
+		m := mapped{Operation: op, stub: named}
+		if !handlers[named.Name] {
+			return nil, nil, document.Findings{{
+				Pos:     op.Pos,
+				Message: fmt.Sprintf("%s %s is annotated, but oapi-codegen generates no server method for it, only an alias of %s; annotate an operation of its own", op.Method, op.Path, named.Name),
+			}}
+		}
+		if !op.Natural && !named.Alias {
+			guarded = append(guarded, m)
+		}
+		if !op.Client.Disabled {
+			called = append(called, m)
+		}
+	}
+	return guarded, called, nil
+}
+
+// serverTarget returns the name of the server that is generated, if any, and
+// its family if it can be guarded.
+func serverTarget(generate codegen.GenerateOptions) (*model.Family, string) {
+	switch {
+	case generate.StdHTTPServer:
+		return &model.NetHTTP, "std-http"
+	case generate.ChiServer:
+		return &model.NetHTTP, "chi"
+	case generate.GorillaServer:
+		return &model.NetHTTP, "gorilla"
+	case generate.EchoServer:
+		return &model.Echo, "echo"
+	case generate.Echo5Server:
+		return nil, "echo5"
+	case generate.GinServer:
+		return nil, "gin"
+	case generate.FiberServer:
+		return nil, "fiber"
+	case generate.FiberV3Server:
+		return nil, "fiber-v3"
+	case generate.IrisServer:
+		return nil, "iris"
+	}
+	return nil, ""
+}
+
+func addServer(cfg Config, file *weave.File, family model.Family, operations []mapped) (string, error) {
+	file.Import("time")
+	m := &model.Server{
+		Family:        family.Name,
+		Native:        family.Native,
+		Extension:     cfg.Idempotency.Extension,
+		Idempotency:   file.Import(idempotencyPackage),
+		GuardedServer: file.Declare("GuardedServer"),
+		GuardServer:   file.Declare("GuardServer"),
+		PrincipalFrom: file.Declare("PrincipalFrom"),
+	}
+	if family.Glue {
+		m.Context = file.Import("context")
+		m.Glue = file.Declare("guardOperation")
+	}
+	for _, op := range operations {
+		params, err := file.ServerMethod(op.stub.Name)
+		if err != nil {
+			return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+		}
+		m.Add(family, op.Operation, file.Declare("idempotencyPolicy"+op.stub.Name), op.stub.Name, params)
+	}
+	if err := file.Guard(m.Idempotency, m.GuardedServer, m.GuardServer); err != nil {
+		return "", err
+	}
+	return render.Server(m)
+}
+
+func addClient(cfg Config, file *weave.File, operations []mapped) (string, error) {
+	file.Import("time")
+	m := &model.Client{
+		Extension:        cfg.Idempotency.Extension,
+		IdempotentClient: file.Import(idempotentClientPackage),
+		WithIdempotency:  file.Declare("WithIdempotency"),
+		ClientType:       cfg.OutputOptions.ClientTypeName,
+		Field:            "idempotency",
+	}
+	orDefault(&m.ClientType, "Client")
+	if err := file.ClientField(m.ClientType, m.Field, m.IdempotentClient+".Config"); err != nil {
+		return "", err
+	}
+	for _, op := range operations {
+		variable := file.Declare("idempotencyCall" + op.stub.ClientName)
+		m.Add(op.Operation, variable)
+		for _, method := range op.stub.ClientMethods {
+			if err := file.Key(m.ClientType, method, m.Field, variable); err != nil {
+				return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+			}
+		}
+	}
+	return render.Client(m)
+}

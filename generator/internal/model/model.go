@@ -1,0 +1,220 @@
+// Package model is what a template may see: names and Go expressions, resolved
+// and in order.
+package model
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/weave"
+)
+
+// A Family is a kind of router whose handlers look alike.
+type Family struct {
+	Name   string // of its template
+	Native string // the type that its principal functions take
+	// Own are the names that its template uses in a method, besides those of
+	// the handler's own first parameters, which Handler lists.
+	Own     []string
+	Handler []string
+	Glue    bool // its methods call a function that is emitted once
+}
+
+// The families.
+var (
+	NetHTTP = Family{Name: "nethttp", Native: "*http.Request", Own: []string{"s", "http"}, Handler: []string{"w", "r"}}
+	Echo    = Family{Name: "echo", Native: "echo.Context", Own: []string{"s"}, Handler: []string{"ctx"}, Glue: true}
+)
+
+// Server is the section of a server.
+type Server struct {
+	Family, Native, Extension string
+
+	// Names of imports.
+	Idempotency, Context string
+	// Names of declarations.
+	GuardedServer, GuardServer, PrincipalFrom, Glue string
+
+	Policies []Policy
+	Methods  []Method
+}
+
+// A Policy is one row of the policy table. All but Var and Summary are Go
+// expressions.
+type Policy struct {
+	Var, Summary string
+
+	Operation, OperationID, Secured                                                                string
+	Header, OnMissing, OnMismatch                                                                  string
+	KeyFormat, KeyMinLength, KeyMaxLength, KeyPattern                                              string
+	Scope, TTL, WaitFor                                                                            string
+	FingerprintBody, FingerprintQuery, FingerprintMediaType, FingerprintHeaders, FingerprintIgnore string
+	Record                                                                                         string
+	ReplayNone, ReplayStatus, Marker                                                               string
+	Guarantee, Lease, Timeout                                                                      string
+	MaxRequestBody, MaxRecordedBody                                                                string
+}
+
+// A Method is one guarded handler.
+type Method struct {
+	Name, Operation, Policy, GuardedServer, Glue string
+	Params, Args                                 string
+}
+
+// Add adds a guarded operation: policy variable, handler name and parameters as
+// in ServerInterface.
+func (s *Server) Add(family Family, op policy.Operation, variable, name string, params []weave.Param) {
+	s.Policies = append(s.Policies, s.policy(op, variable))
+
+	inUse := map[string]bool{s.Idempotency: true, s.Glue: true, variable: true}
+	for _, name := range family.Own {
+		inUse[name] = true
+	}
+	declared := make([]string, len(params))
+	args := make([]string, len(params))
+	for i, p := range params {
+		if i < len(family.Handler) {
+			p.Name = family.Handler[i]
+		}
+		for inUse[p.Name] {
+			p.Name += "_"
+		}
+		inUse[p.Name] = true
+		declared[i], args[i] = p.Name+" "+p.Type, p.Name
+	}
+	s.Methods = append(s.Methods, Method{
+		Name: name, Operation: operation(op), Policy: variable, GuardedServer: s.GuardedServer, Glue: s.Glue,
+		Params: strings.Join(declared, ", "), Args: strings.Join(args, ", "),
+	})
+}
+
+func (s *Server) policy(op policy.Operation, variable string) Policy {
+	constant := func(name string) string { return s.Idempotency + "." + name }
+	p := op.Server
+	return Policy{
+		Var:                  variable,
+		Summary:              summary(p),
+		Operation:            strconv.Quote(operation(op)),
+		OperationID:          strconv.Quote(op.OperationID),
+		Secured:              strconv.FormatBool(op.Secured),
+		Header:               strconv.Quote(p.Header),
+		OnMissing:            statusOr(p.OnMissing, constant("RunUnguarded")),
+		OnMismatch:           statusOr(p.OnMismatch, constant("ReplayAnyway")),
+		KeyFormat:            constant(keyFormats[p.KeyFormat]),
+		KeyMinLength:         strconv.Itoa(p.KeyMinLength),
+		KeyMaxLength:         strconv.Itoa(p.KeyMaxLength),
+		KeyPattern:           strconv.Quote(p.KeyPattern),
+		Scope:                constant(scopes[p.Scope]),
+		TTL:                  duration(p.TTL),
+		WaitFor:              duration(p.WaitFor),
+		FingerprintBody:      constant(bodyKinds[p.FingerprintBody]),
+		FingerprintQuery:     strconv.FormatBool(p.FingerprintQuery),
+		FingerprintMediaType: strconv.FormatBool(p.FingerprintMediaType),
+		FingerprintHeaders:   list("string", p.FingerprintHeaders),
+		FingerprintIgnore:    list("string", p.FingerprintIgnore),
+		Record:               list(constant("StatusPattern"), p.Record),
+		ReplayNone:           strconv.FormatBool(p.ReplayNone),
+		ReplayStatus:         strconv.Itoa(p.ReplayStatus),
+		Marker:               strconv.Quote(p.Marker),
+		Guarantee:            constant(guarantees[p.Guarantee]),
+		Lease:                duration(p.Lease),
+		Timeout:              duration(p.Timeout),
+		MaxRequestBody:       strconv.FormatInt(p.MaxRequestBody, 10),
+		MaxRecordedBody:      strconv.FormatInt(p.MaxRecordedBody, 10),
+	}
+}
+
+// The extension's words and the runtime's constants.
+var (
+	keyFormats = map[string]string{"any": "FormatAny", "uuid": "FormatUUID"}
+	scopes     = map[string]string{"principal": "ScopePrincipal", "operation": "ScopeOperation", "global": "ScopeGlobal"}
+	bodyKinds  = map[string]string{"auto": "BodyAuto", "json": "BodyJSON", "raw": "BodyRaw", "multipart": "BodyMultipart", "none": "BodyNone"}
+	guarantees = map[string]string{"atLeastOnce": "AtLeastOnce", "atMostOnce": "AtMostOnce", "transaction": "Transaction"}
+)
+
+// summary says in a line what a policy answers.
+func summary(p policy.Server) string {
+	missing := "a missing key runs unguarded"
+	if p.OnMissing != 0 {
+		missing = fmt.Sprintf("a missing key is %d", p.OnMissing)
+	}
+	mismatch := "a reused one replays"
+	if p.OnMismatch != 0 {
+		mismatch = fmt.Sprintf("a reused one %d", p.OnMismatch)
+	}
+	waiting := ""
+	if p.WaitFor > 0 {
+		waiting = " after waiting"
+	}
+	return fmt.Sprintf("%s, %s, one in flight 409%s.", missing, mismatch, waiting)
+}
+
+// Client is the section of a client.
+type Client struct {
+	Extension                                            string
+	IdempotentClient, WithIdempotency, ClientType, Field string
+	Calls                                                []Call
+}
+
+// A Call is how one operation is called. All but Var are Go expressions.
+type Call struct {
+	Var, ID, Header, Marker, Natural, NoRetry string
+	MaxAttempts, Base, Max, MaxElapsed        string
+}
+
+// Add adds an operation.
+func (c *Client) Add(op policy.Operation, variable string) {
+	id := op.OperationID
+	if id == "" {
+		id = operation(op)
+	}
+	c.Calls = append(c.Calls, Call{
+		Var:         variable,
+		ID:          strconv.Quote(id),
+		Header:      strconv.Quote(op.Server.Header),
+		Marker:      strconv.Quote(op.Server.Marker),
+		Natural:     strconv.FormatBool(op.Natural),
+		NoRetry:     strconv.FormatBool(op.Client.NoRetry),
+		MaxAttempts: strconv.Itoa(op.Client.MaxAttempts),
+		Base:        duration(op.Client.Base),
+		Max:         duration(op.Client.Max),
+		MaxElapsed:  duration(op.Client.MaxElapsed),
+	})
+}
+
+func operation(op policy.Operation) string { return op.Method + " " + op.Path }
+
+func statusOr(status int, zero string) string {
+	if status == 0 {
+		return zero
+	}
+	return strconv.Itoa(status)
+}
+
+func list(of string, values []string) string {
+	if len(values) == 0 {
+		return "nil"
+	}
+	quoted := make([]string, len(values))
+	for i, value := range values {
+		quoted[i] = strconv.Quote(value)
+	}
+	return "[]" + of + "{" + strings.Join(quoted, ", ") + "}"
+}
+
+// duration prints d in the largest unit that divides it.
+func duration(d time.Duration) string {
+	units := []struct {
+		of   time.Duration
+		name string
+	}{{time.Hour, "time.Hour"}, {time.Minute, "time.Minute"}, {time.Second, "time.Second"}, {time.Millisecond, "time.Millisecond"}}
+	for _, unit := range units {
+		if d != 0 && d%unit.of == 0 {
+			return fmt.Sprintf("%d * %s", d/unit.of, unit.name)
+		}
+	}
+	return strconv.FormatInt(int64(d), 10)
+}

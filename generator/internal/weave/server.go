@@ -1,0 +1,170 @@
+package weave
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"slices"
+)
+
+// Names in oapi-codegen's templates.
+const (
+	serverInterface = "ServerInterface"
+	serverWrapper   = "ServerInterfaceWrapper"
+	wrapperField    = "Handler"
+)
+
+// ErrNoRegistration says that the file has nothing to put the guard into.
+var ErrNoRegistration = errors.New("no function that registers a ServerInterface was found in oapi-codegen's output, so nothing would be guarded; if user-templates replace its server templates, they must keep ServerInterface, ServerInterfaceWrapper.Handler and functions that take a ServerInterface")
+
+// A Param is one parameter of a function.
+type Param struct{ Name, Type string }
+
+// ServerMethod returns the parameters of a method of ServerInterface.
+func (f *File) ServerMethod(name string) ([]Param, error) {
+	spec := f.typeSpec(serverInterface)
+	if spec == nil {
+		return nil, ErrNoRegistration
+	}
+	methods, ok := spec.Type.(*ast.InterfaceType)
+	if !ok {
+		return nil, ErrNoRegistration
+	}
+	for _, method := range methods.Methods.List {
+		signature, ok := method.Type.(*ast.FuncType)
+		if !ok || !slices.ContainsFunc(method.Names, func(n *ast.Ident) bool { return n.Name == name }) {
+			continue
+		}
+		var params []Param
+		for _, field := range signature.Params.List {
+			for _, param := range field.Names {
+				params = append(params, Param{Name: param.Name, Type: f.text(field.Type)})
+			}
+		}
+		return params, nil
+	}
+	return nil, fmt.Errorf("ServerInterface has no method %s, so the operation cannot be guarded", name)
+}
+
+// Guard makes every function that takes a ServerInterface take a guard behind
+// it, and every wrapper hold what guardServer makes of the two.
+func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
+	taking := map[string]int{} // function -> index of its first ServerInterface
+	for fn := range f.functions {
+		if i := serverParam(fn); i >= 0 && fn.Recv == nil {
+			taking[fn.Name.Name] = i
+		}
+	}
+	filled := 0
+	for fn := range f.functions {
+		index := serverParam(fn)
+		guard := ""
+		if index >= 0 {
+			guard = freeIn(fn, "guard")
+			f.insert(fn.Type.Params.List[fieldOf(fn, index)].End(), fmt.Sprintf(", %s *%s.Guard", guard, idempotency))
+		}
+		var failed error
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				callee, ok := n.Fun.(*ast.Ident)
+				if !ok {
+					break
+				}
+				at, ok := taking[callee.Name]
+				if !ok {
+					break
+				}
+				if guard == "" || at >= len(n.Args) {
+					failed = fmt.Errorf("%s calls %s without a ServerInterface of its own, so it has no guard to pass on; let it take a ServerInterface", fn.Name.Name, callee.Name)
+					break
+				}
+				f.insert(n.Args[at].End(), ", "+guard)
+			case *ast.CompositeLit:
+				if !isIdent(n.Type, serverWrapper) {
+					break
+				}
+				for _, element := range n.Elts {
+					field, ok := element.(*ast.KeyValueExpr)
+					if !ok || !isIdent(field.Key, wrapperField) {
+						continue
+					}
+					if guard == "" {
+						failed = fmt.Errorf("%s makes a %s but takes no ServerInterface, so it has no guard", fn.Name.Name, serverWrapper)
+						continue
+					}
+					f.insert(field.Value.Pos(), guardServer+"(")
+					f.insert(field.Value.End(), ", "+guard+")")
+					filled++
+				}
+			}
+			return true
+		})
+		if failed != nil {
+			return failed
+		}
+	}
+	if len(taking) == 0 || filled == 0 || !f.retype(guardedServer) {
+		return ErrNoRegistration
+	}
+	return nil
+}
+
+// retype gives the wrapper's field the type of the guarded server, so that a
+// wrapper made by hand cannot hold an unguarded one.
+func (f *File) retype(guardedServer string) bool {
+	spec := f.typeSpec(serverWrapper)
+	if spec == nil {
+		return false
+	}
+	wrapper, ok := spec.Type.(*ast.StructType)
+	if !ok {
+		return false
+	}
+	for _, field := range wrapper.Fields.List {
+		if isIdent(field.Type, serverInterface) && len(field.Names) == 1 && field.Names[0].Name == wrapperField {
+			f.replace(field.Type.Pos(), field.Type.End(), guardedServer)
+			return true
+		}
+	}
+	return false
+}
+
+// serverParam returns the index of fn's first parameter of type
+// ServerInterface, or -1.
+func serverParam(fn *ast.FuncDecl) int {
+	index := 0
+	for _, field := range fn.Type.Params.List {
+		if isIdent(field.Type, serverInterface) {
+			return index + len(field.Names) - 1
+		}
+		index += len(field.Names)
+	}
+	return -1
+}
+
+// fieldOf returns the index of the field that declares a parameter.
+func fieldOf(fn *ast.FuncDecl, param int) int {
+	for i, field := range fn.Type.Params.List {
+		if param -= len(field.Names); param < 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// freeIn returns name, or name with as many underscores behind it as make it
+// one that fn does not use.
+func freeIn(fn *ast.FuncDecl, name string) string {
+	used := map[string]bool{}
+	ast.Inspect(fn, func(n ast.Node) bool {
+		if ident, ok := n.(*ast.Ident); ok {
+			used[ident.Name] = true
+		}
+		return true
+	})
+	for used[name] {
+		name += "_"
+	}
+	return name
+}

@@ -1,0 +1,214 @@
+// Package weave puts the guard into oapi-codegen's registration functions and
+// the key into its client methods. It reads the source as an AST and edits the
+// text, so that what it does not touch stays as oapi-codegen wrote it.
+package weave
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/scanner"
+	"go/token"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/tools/imports"
+)
+
+// A File is one generated Go file and the edits to be made to it.
+type File struct {
+	src   []byte
+	fset  *token.FileSet
+	ast   *ast.File
+	edits []edit
+	// imports maps import paths to the names they go by.
+	imports map[string]string
+	// taken holds the names that new package-level declarations must not have.
+	taken map[string]bool
+	// local holds the names of parameters and variables, which would shadow a
+	// new package-level name where it is used.
+	local map[string]bool
+}
+
+// An edit replaces a stretch of the source.
+type edit struct {
+	from, to int
+	text     string
+}
+
+// Parse reads a generated file. Names that other files of the package may
+// declare are passed in taken.
+func Parse(source string, taken []string) (*File, error) {
+	f := &File{
+		src:     []byte(source),
+		fset:    token.NewFileSet(),
+		imports: map[string]string{},
+		taken:   map[string]bool{},
+		local:   map[string]bool{},
+	}
+	var err error
+	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.ParseComments|parser.DeclarationErrors)
+	if err != nil {
+		return nil, doesNotCompile(err)
+	}
+	for _, spec := range f.ast.Imports {
+		path, _ := strconv.Unquote(spec.Path.Value)
+		name := path[strings.LastIndexByte(path, '/')+1:]
+		if spec.Name != nil {
+			name = spec.Name.Name
+		}
+		f.imports[path] = name
+		f.taken[name] = true
+	}
+	for _, name := range taken {
+		f.taken[name] = true
+	}
+	for _, decl := range f.ast.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if decl.Recv == nil {
+				f.taken[decl.Name.Name] = true
+			}
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					f.taken[spec.Name.Name] = true
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						f.taken[name.Name] = true
+					}
+				}
+			}
+		}
+	}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncType:
+			for _, field := range n.Params.List {
+				for _, name := range field.Names {
+					f.local[name.Name] = true
+				}
+			}
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				f.local[name.Name] = true
+			}
+		}
+		return true
+	})
+	return f, nil
+}
+
+// doesNotCompile explains why oapi-codegen's output is not Go.
+func doesNotCompile(err error) error {
+	var list scanner.ErrorList
+	if !errors.As(err, &list) {
+		return err
+	}
+	reasons := make([]string, len(list))
+	for i, e := range list {
+		first, _, _ := strings.Cut(e.Msg, "\n")
+		reasons[i] = first
+	}
+	return fmt.Errorf("what oapi-codegen generates for this document does not compile: %s; if that is a parameter's name, give it another with x-go-name",
+		strings.Join(slices.Compact(reasons), "; "))
+}
+
+// Declare returns a name for a new package-level declaration: name, or name
+// with as many underscores behind it as make it free.
+func (f *File) Declare(name string) string {
+	for f.taken[name] || f.local[name] {
+		name += "_"
+	}
+	f.taken[name] = true
+	return name
+}
+
+// Import returns the name by which the file imports path, and adds the import
+// if there is none.
+func (f *File) Import(path string) string {
+	if name, ok := f.imports[path]; ok {
+		return name
+	}
+	base := path[strings.LastIndexByte(path, '/')+1:]
+	name := base
+	for f.taken[name] {
+		name += "_"
+	}
+	f.taken[name] = true
+	f.imports[path] = name
+	spec := strconv.Quote(path)
+	if name != base {
+		spec = name + " " + spec
+	}
+	f.insert(f.ast.Name.End(), "\n\nimport "+spec)
+	return name
+}
+
+// Source returns the edited file with section at its end. Unless raw, its
+// imports are grouped and it is formatted.
+func (f *File) Source(section string, raw bool) ([]byte, error) {
+	slices.SortStableFunc(f.edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
+	var out []byte
+	at := 0
+	for _, e := range f.edits {
+		out = append(out, f.src[at:e.from]...)
+		out = append(out, e.text...)
+		at = e.to
+	}
+	out = append(out, f.src[at:]...)
+	out = append(out, '\n')
+	out = append(out, section...)
+	if raw {
+		return out, nil
+	}
+	formatted, err := imports.Process("", out, &imports.Options{Comments: true, TabIndent: true, TabWidth: 8, FormatOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("formatting the generated code: %w", err)
+	}
+	return formatted, nil
+}
+
+func (f *File) insert(at token.Pos, text string) { f.replace(at, at, text) }
+
+func (f *File) replace(from, to token.Pos, text string) {
+	f.edits = append(f.edits, edit{f.fset.Position(from).Offset, f.fset.Position(to).Offset, text})
+}
+
+func (f *File) text(n ast.Node) string {
+	return string(f.src[f.fset.Position(n.Pos()).Offset:f.fset.Position(n.End()).Offset])
+}
+
+// functions yields the file's functions and methods that have a body.
+func (f *File) functions(yield func(*ast.FuncDecl) bool) {
+	for _, decl := range f.ast.Decls {
+		if fn, ok := decl.(*ast.FuncDecl); ok && fn.Body != nil && !yield(fn) {
+			return
+		}
+	}
+}
+
+// typeSpec finds the declaration of a type.
+func (f *File) typeSpec(name string) *ast.TypeSpec {
+	for _, decl := range f.ast.Decls {
+		gen, ok := decl.(*ast.GenDecl)
+		if !ok {
+			continue
+		}
+		for _, spec := range gen.Specs {
+			if spec, ok := spec.(*ast.TypeSpec); ok && spec.Name.Name == name {
+				return spec
+			}
+		}
+	}
+	return nil
+}
+
+func isIdent(n ast.Expr, name string) bool {
+	ident, ok := n.(*ast.Ident)
+	return ok && ident.Name == name
+}
