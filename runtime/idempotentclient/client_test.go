@@ -233,9 +233,10 @@ func resetAfterReading(c *net.TCPConn, r *bufio.Reader, seen *log) {
 }
 
 // resetBeforeReading resets it with the request unread.
-func resetBeforeReading(c *net.TCPConn, _ *bufio.Reader, _ *log) {
+func resetBeforeReading(c *net.TCPConn, r *bufio.Reader, _ *log) {
 	c.SetLinger(0)
 	c.Close()
+	r.Reset(c)
 }
 
 // silence reads the request and says nothing until the client hangs up.

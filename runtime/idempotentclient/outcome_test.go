@@ -1,0 +1,87 @@
+package idempotentclient_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
+)
+
+func TestCheckNamesTheRefusal(t *testing.T) {
+	for _, test := range []struct {
+		status int
+		kind   string
+		want   idempotentclient.Code // empty: the operation's own answer
+	}{
+		{400, "urn:oapi-idempotent:missing-idempotency-key", idempotentclient.MissingKey},
+		{400, "urn:oapi-idempotent:invalid-idempotency-key", idempotentclient.InvalidKey},
+		{422, "https://example.com/problems/idempotency-key-reused", idempotentclient.KeyReused},
+		{409, "https://example.com/problems#idempotency-in-flight", idempotentclient.InFlight},
+		{409, "urn:oapi-idempotent:idempotency-not-replayable", idempotentclient.NotReplayable},
+		{503, "urn:oapi-idempotent:idempotency-store-unavailable", idempotentclient.StoreUnavailable},
+		{503, "urn:oapi-idempotent:idempotency-outcome-unknown", idempotentclient.OutcomeUnknown},
+		{409, "urn:oapi-idempotent:idempotency-outcome-unknown", idempotentclient.OutcomeUnknown},
+		{409, "https://example.com/sold-out", ""},
+		{201, "urn:oapi-idempotent:idempotency-key-reused", ""},
+	} {
+		t.Run(test.kind, func(t *testing.T) {
+			c := api{
+				Client:      &memory{answers: []http.HandlerFunc{problem(test.status, test.kind)}},
+				idempotency: idempotentclient.NewConfig(idempotentclient.NoRetry()),
+			}
+			resp, err := c.CreateOrder(t.Context(), "mine", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text := drain(t, resp); !strings.Contains(text, test.kind) {
+				t.Fatalf("the body is %q", text)
+			}
+			err = idempotentclient.Check(resp) // after the body was read and closed
+			if test.want == "" {
+				if err != nil {
+					t.Fatalf("Check is %v, want nil", err)
+				}
+				return
+			}
+			var p *idempotentclient.Problem
+			if !errors.As(err, &p) {
+				t.Fatalf("Check is %v", err)
+			}
+			if want := (idempotentclient.Problem{
+				Code: test.want, Status: test.status, Type: test.kind,
+				Title: "A title.", Detail: "What to do.", Key: "mine",
+			}); *p != want {
+				t.Errorf("got %+v, want %+v", *p, want)
+			}
+			for _, part := range []string{string(test.want), "mine", "What to do."} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the text %q lacks %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestReplayed(t *testing.T) {
+	for value, want := range map[string]bool{"true": true, "?1": true, "false": false, "?0": false, "": false} {
+		c := api{Client: &memory{answers: []http.HandlerFunc{answer(201, "Idempotent-Replayed", value)}}}
+		resp, err := c.CreateOrder(t.Context(), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := idempotentclient.Replayed(resp); got != want {
+			t.Errorf("with the marker %q: %v", value, got)
+		}
+	}
+}
+
+func TestAnswersOfOtherCalls(t *testing.T) {
+	foreign := &http.Response{StatusCode: 409, Request: &http.Request{}}
+	for _, resp := range []*http.Response{nil, {}, foreign} {
+		if idempotentclient.Check(resp) != nil || idempotentclient.Replayed(resp) || idempotentclient.KeyOf(resp) != "" {
+			t.Errorf("%v is taken for the answer of a call", resp)
+		}
+	}
+}

@@ -1,0 +1,370 @@
+package idempotentclient_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	stdlog "log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
+)
+
+// quiet takes what net/http's server logs of handshakes that fail on purpose.
+var quiet = stdlog.New(io.Discard, "", 0)
+
+var (
+	created = say(http11(201, `{"id":1}`, "Content-Type", "application/json"))
+	busy    = say(http11(503, "busy"))
+)
+
+func TestServersThatMisbehave(t *testing.T) {
+	const half = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n"
+	for _, test := range []struct {
+		name  string
+		steps []step
+		seen  int // requests that the server read
+	}{
+		{"reset after reading the request", []step{resetAfterReading, created}, 2},
+		{"reset before reading the request", []step{resetBeforeReading, created}, 1},
+		{"no answer", []step{sayAndClose(""), created}, 2},
+		{"half a status line", []step{sayAndClose("HTTP/1.1 201 Cre"), created}, 2},
+		{"half a header", []step{sayAndClose(half), created}, 2},
+		{"half a body", []step{sayAndClose(half + "Content-Length: 8\r\n\r\n{\"id\""), created}, 2},
+		{"half a chunked body", []step{sayAndClose(half + "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"id\"\r\n"), created}, 2},
+		{"not HTTP", []step{sayAndClose("SSH-2.0-OpenSSH_9.6\r\n"), created}, 2},
+		{"half of a 503", []step{sayAndClose("HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nbu"), created}, 2},
+		{"no answer in time", []step{silence, created}, 2},
+		{"all of it", []step{resetAfterReading, busy, sayAndClose(half), created}, 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			url, seen := wire(t, test.steps...)
+			client := netClient(t)
+			client.Timeout = time.Second
+			c := api{Server: url, Client: client}
+			resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text := drain(t, resp); resp.StatusCode != 201 || text != `{"id":1}` {
+				t.Fatalf("got %d %q", resp.StatusCode, text)
+			}
+			if key := seen.oneKey(t, test.seen, "order"); idempotentclient.KeyOf(resp) != key {
+				t.Fatalf("KeyOf is %q, but %q was sent", idempotentclient.KeyOf(resp), key)
+			}
+		})
+	}
+}
+
+func TestAServerThatNeverAnswers(t *testing.T) {
+	url, seen := wire(t, resetAfterReading)
+	c := api{Server: url, Client: netClient(t)}
+	_, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	var lost *idempotentclient.Error
+	if !errors.As(err, &lost) || lost.Attempts != 4 || errors.Is(err, idempotentclient.ErrNotSent) {
+		t.Fatalf("got %#v", err)
+	}
+	if key := seen.oneKey(t, 4, "order"); lost.Key != key || !strings.Contains(err.Error(), key) {
+		t.Fatalf("the error %q does not have the key %q", err, key)
+	}
+}
+
+func TestAnAnswerThatAlwaysBreaksOff(t *testing.T) {
+	url, seen := wire(t, sayAndClose("HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\nhalf"))
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); string(text) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Fatalf("the body is %q, %v", text, err)
+	}
+	seen.oneKey(t, 4, "order")
+}
+
+func TestAFinalAnswerThatBreaksOffIsNotRepeated(t *testing.T) {
+	url, seen := wire(t, sayAndClose("HTTP/1.1 422 No\r\nContent-Length: 8\r\n\r\nhalf"))
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 422 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	resp.Body.Close()
+	seen.oneKey(t, 1, "order")
+}
+
+func TestAStreamIsNotReadAhead(t *testing.T) {
+	url, _ := wire(t, func(c *net.TCPConn, r *bufio.Reader, seen *log) {
+		say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n6\r\ndata:\n\r\n")(c, r, seen)
+		r.Peek(1) // the stream stays open
+	})
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnAnswerOverTheLimitIsWhole(t *testing.T) {
+	text := `"` + strings.Repeat("x", 1000) + `"`
+	url, _ := wire(t, sayAndClose("HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n\r\n"+text))
+	c := api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(idempotentclient.WithBodyLimit(64))}
+	resp, err := c.CreateOrder(t.Context(), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := drain(t, resp); got != text {
+		t.Fatalf("the body has %d bytes, want %d", len(got), len(text))
+	}
+}
+
+func TestADeadlineEndsACall(t *testing.T) {
+	url, seen := wire(t, silence)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	c := api{Server: url, Client: netClient(t)}
+	_, err := c.CreateOrder(ctx, "", strings.NewReader("order"))
+	var lost *idempotentclient.Error
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &lost) || lost.Attempts != 1 {
+		t.Fatalf("got %v", err)
+	}
+	if n := len(seen.requests()); n > 1 {
+		t.Fatalf("the server saw %d requests", n)
+	}
+}
+
+// net/http sends a request with an Idempotency-Key again by itself when the
+// kept-alive connection breaks before the first byte of an answer.
+func TestWhatNetHTTPRepeatsCountsAsAttempts(t *testing.T) {
+	url, seen := wire(t, busy, resetAfterReading, busy)
+	var attempts int
+	c := api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(
+		idempotentclient.WithObserver(func(context.Context, idempotentclient.Attempt) { attempts++ }))}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+	if attempts != 3 {
+		t.Fatalf("%d attempts of ours, want 3: net/http repeated none by itself", attempts)
+	}
+}
+
+func TestAClientThatRetriesByItselfIsNotMultiplied(t *testing.T) {
+	url, seen := wire(t, busy)
+	inner := netClient(t)
+	c := api{Server: url, Client: doerFunc(func(r *http.Request) (resp *http.Response, err error) {
+		for range 4 {
+			if resp != nil {
+				resp.Body.Close()
+			}
+			r.Body, _ = r.GetBody()
+			resp, err = inner.Do(r)
+		}
+		return resp, err
+	})}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 503 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+}
+
+func TestRedirects(t *testing.T) {
+	temporarily := say(http11(307, "", "Location", "/elsewhere"))
+	url, seen := wire(t, temporarily, busy, temporarily, created)
+	c := api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(
+		idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 2}))}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 201 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	if key := seen.oneKey(t, 4, "order"); idempotentclient.KeyOf(resp) != key {
+		t.Fatalf("KeyOf is %q, but %q was sent", idempotentclient.KeyOf(resp), key)
+	}
+}
+
+func TestARefusedRedirectIsFinal(t *testing.T) {
+	url, seen := wire(t, say(http11(307, "", "Location", "/elsewhere")))
+	client, refusal := netClient(t), errors.New("no redirects here")
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return refusal }
+	c := api{Server: url, Client: client}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if !errors.Is(err, refusal) || resp == nil || resp.StatusCode != 307 {
+		t.Fatalf("got %v, %v; want both, as from http.Client", resp, err)
+	}
+	seen.oneKey(t, 1, "order")
+}
+
+func TestErrorsThatAnotherAttemptCannotMend(t *testing.T) {
+	untrusted := httptest.NewTLSServer(http.NotFoundHandler())
+	untrusted.Config.ErrorLog = quiet
+	defer untrusted.Close()
+	badField := func(_ context.Context, r *http.Request) error { r.Header.Set("X-Bad", "a\nb"); return nil }
+	for name, test := range map[string]struct {
+		server  string
+		editors []editor
+	}{
+		"scheme":       {server: "gopher://127.0.0.1"},
+		"no host":      {server: "http://"},
+		"header field": {server: untrusted.URL, editors: []editor{badField}},
+		"certificate":  {server: untrusted.URL},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := api{Server: test.server, Client: netClient(t)}
+			_, err := c.CreateOrder(t.Context(), "", nil, test.editors...)
+			var failed *idempotentclient.Error
+			if !errors.As(err, &failed) || failed.Attempts != 1 {
+				t.Fatalf("got %v, want an error after one attempt", err)
+			}
+		})
+	}
+}
+
+func TestNobodyListening(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.Close()
+	c := api{Server: "http://" + listener.Addr().String(), Client: netClient(t)}
+	_, err = c.CreateOrder(t.Context(), "", nil)
+	var lost *idempotentclient.Error
+	if !errors.As(err, &lost) || lost.Attempts != 4 {
+		t.Fatalf("got %v, want an error after four attempts", err)
+	}
+}
+
+// Answers that are given up are read and closed, so that their connection
+// serves the next attempt.
+func TestAttemptsShareAConnection(t *testing.T) {
+	url, seen := wire(t,
+		busy,
+		say(http11(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "application/problem+json")),
+		say("HTTP/1.1 503 Busy\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
+		created)
+	client, dials := netClient(t), 0
+	client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		dials++
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	c := api{Server: url, Client: client}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+	if dials != 1 {
+		t.Fatalf("%d connections, want 1", dials)
+	}
+}
+
+// counted counts bodies that are open.
+type counted struct {
+	io.ReadCloser
+	open *atomic.Int64
+	once sync.Once
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { c.open.Add(-1) })
+	return c.ReadCloser.Close()
+}
+
+func TestNothingLeaks(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Run("calls", func(t *testing.T) {
+		url, _ := wire(t, busy, resetAfterReading, sayAndClose("HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\nhalf"),
+			say("HTTP/1.1 503 Busy\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n"), // never ends
+			say(http11(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "application/problem+json")),
+			created)
+		var open atomic.Int64
+		inner := netClient(t)
+		c := api{Server: url, Client: doerFunc(func(r *http.Request) (*http.Response, error) {
+			resp, err := inner.Do(r)
+			if resp != nil {
+				open.Add(1)
+				resp.Body = &counted{ReadCloser: resp.Body, open: &open}
+			}
+			return resp, err
+		}), idempotency: idempotentclient.NewConfig(idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 10}))}
+		keys := map[string]bool{}
+		for range 20 {
+			ctx, cancel := context.WithCancel(t.Context())
+			resp, err := c.CreateOrder(ctx, "", unrewindable{strings.NewReader("order")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys[idempotentclient.KeyOf(resp)] = true
+			drain(t, resp)
+			cancel()
+		}
+		if len(keys) != 20 {
+			t.Errorf("20 calls had %d keys", len(keys))
+		}
+		if n := open.Load(); n != 0 {
+			t.Errorf("%d bodies are still open", n)
+		}
+	})
+	deadline := time.Now().Add(10 * time.Second)
+	for runtime.NumGoroutine() > before {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<16)
+			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestCallsOfOneClientAtTheSameTime(t *testing.T) {
+	var mu sync.Mutex
+	tries := map[string]int{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		key := r.Header.Get("Idempotency-Key")
+		if tries[key]++; tries[key] == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer server.Close()
+	c := api{Server: server.URL, Client: netClient(t)}
+	var calls sync.WaitGroup
+	for range 50 {
+		calls.Go(func() {
+			resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+		})
+	}
+	calls.Wait()
+	if len(tries) != 50 {
+		t.Fatalf("50 calls had %d keys", len(tries))
+	}
+	for key, n := range tries {
+		if n != 2 {
+			t.Errorf("key %s was sent %d times, want 2", key, n)
+		}
+	}
+}
