@@ -32,8 +32,11 @@ func Load(fsys fs.FS, name string) (*Document, error) {
 	doc := &Document{fsys: fsys, files: make(map[string]*file)}
 	name = path.Clean(name)
 	root, err := doc.open(name)
+	if findings, ok := err.(Findings); ok {
+		return nil, findings
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read document: %w", err)
 	}
 	doc.root = root
 	return doc, nil
@@ -50,10 +53,10 @@ func (d *Document) open(name string) (*Node, error) {
 	d.files[name] = f
 	data, err := fs.ReadFile(d.fsys, name)
 	if err != nil {
-		f.err = fmt.Errorf("read document: %w", err)
-		return nil, f.err
+		f.err = err
+	} else {
+		f.root, f.err = parse(name, data)
 	}
-	f.root, f.err = parse(name, data)
 	return f.root, f.err
 }
 
@@ -117,10 +120,10 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 		name = path.Join(path.Dir(name), target.Path)
 	}
 	root, err := d.open(name)
+	if findings, ok := err.(Findings); ok {
+		return nil, findings
+	}
 	if err != nil {
-		if findings, ok := err.(Findings); ok {
-			return nil, findings
-		}
 		return nil, fail("cannot be read: %v", err)
 	}
 	if n := root.at(target.Fragment); n != nil {

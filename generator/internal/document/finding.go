@@ -29,8 +29,11 @@ type Finding struct {
 	Message string
 }
 
-// String returns file:line:col: message.
-func (f Finding) String() string { return f.Pos.String() + ": " + f.Message }
+// String returns file:line:col: message, in one line.
+func (f Finding) String() string { return f.Pos.String() + ": " + oneLine.Replace(f.Message) }
+
+// oneLine escapes what a name out of the document may bring.
+var oneLine = strings.NewReplacer("\n", `\n`, "\r", `\r`)
 
 // Findings are all the faults that were found, as one error.
 type Findings []Finding

@@ -17,7 +17,7 @@ const (
 
 // String names the kind as an author of a document would, with its article.
 func (k Kind) String() string {
-	return [...]string{"empty", "a boolean", "a number", "a string", "a list", "an object"}[k]
+	return [...]string{"null", "a boolean", "a number", "a string", "a list", "an object"}[k]
 }
 
 // A Node is one value of a document. YAML aliases and merge keys are resolved:

@@ -23,7 +23,9 @@ func (r *resolver) checkPolicy(o *Operation) {
 		return func(field string) bool { return slices.Contains(names, field) }
 	}
 	if s.ReplayNone {
-		r.silenced(o, "replay", is("waitFor"), "means nothing with replay: none, as there is no answer to wait for; remove one of them")
+		if s.WaitFor > 0 {
+			r.silenced(o, "replay", is("waitFor"), "means nothing with replay: none, as there is no answer to wait for; remove one of them")
+		}
 		r.silenced(o, "replay", is("server.maxRecordedBody"), "means nothing with replay: none, as no body is recorded; remove one of them")
 		if s.OnMismatch == 0 {
 			r.rejectStronger(o, "replay", "onMismatch", "replay: none leaves no answer for onMismatch: replay; write onMismatch: 422, or remove replay: none")
@@ -56,6 +58,10 @@ func (r *resolver) checkPolicy(o *Operation) {
 		r.rejectStronger(o, "key.minLength", "key.maxLength", "no key is at least %d and at most %d long; write a minLength that is not above maxLength", s.KeyMinLength, s.KeyMaxLength)
 	case s.KeyFormat == "uuid" && (s.KeyMinLength > uuidLength || s.KeyMaxLength < uuidLength):
 		r.rejectStronger(o, "key.minLength", "key.maxLength", "a UUID is %d long, which key.minLength %d and key.maxLength %d do not allow; remove them", uuidLength, s.KeyMinLength, s.KeyMaxLength)
+	}
+	if c.MaxAttempts == 1 {
+		r.silenced(o, "client.retry.maxAttempts", is("client.retry.base", "client.retry.max", "client.retry.maxElapsed"),
+			"means nothing with client.retry.maxAttempts: 1, which sends nothing again; remove one of them")
 	}
 	if c.Base > c.Max {
 		r.rejectStronger(o, "client.retry.base", "client.retry.max", "client.retry.base %v is longer than client.retry.max %v; write a max that is not below base", c.Base, c.Max)

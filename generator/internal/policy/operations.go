@@ -82,7 +82,7 @@ func (r *resolver) pathItem(at *document.Member, named map[string][]place) []Ope
 	if ctx.above != nil && !reaches {
 		r.reject(ctx.above.pos, "%s on a path item reaches its POST and PATCH only, and this one has neither; write it on the operation", r.cfg.Extension)
 	}
-	newStrays(r).pathItem(item)
+	r.items = append(r.items, item)
 	return operations
 }
 

@@ -33,6 +33,8 @@ type resolver struct {
 	read     map[*document.Node]bool // the objects whose annotation has been read
 	root     *annotation             // nil: none
 	profiles map[string]layer
+	within   string           // what stands between the extension and a field in messages
+	items    []*document.Node // the path items that references led to
 }
 
 // A layer is what one level gives.
@@ -58,14 +60,15 @@ func (r *resolver) reject(pos document.Position, format string, args ...any) {
 }
 
 // full is the name of a field as messages give it.
-func (r *resolver) full(name string) string { return r.cfg.Extension + "." + name }
+func (r *resolver) full(name string) string { return r.cfg.Extension + r.within + "." + name }
 
-func (r *resolver) mustBe(name string, n *document.Node, what string) {
-	hint := ""
+// mustBe rejects the value of the field name, with what it must be instead and
+// perhaps a hint, a clause of its own.
+func (r *resolver) mustBe(name string, n *document.Node, what string, hint ...string) {
 	if n.Get("$ref") != nil {
-		hint = "; $ref is not followed here: write a profile and name it, or use a YAML anchor"
+		hint = []string{"; $ref is not followed here: name a profile of the document root, or use a YAML anchor"}
 	}
-	r.reject(n.Pos, "%s must be %s, not %s%s", r.full(name), what, describe(n), hint)
+	r.reject(n.Pos, "%s must be %s, not %s%s", r.full(name), what, describe(n), strings.Join(hint, ""))
 }
 
 // document resolves all operations of the document.
@@ -87,7 +90,10 @@ func (r *resolver) document() []Operation {
 		operations = append(operations, r.pathItem(m, named)...)
 	}
 	r.checkNames(operations, named)
-	newStrays(r).document(root)
+	s := strays{r, make(map[visit]bool)}
+	for _, item := range append(r.items, root) {
+		s.object(item, "")
+	}
 	return operations
 }
 
@@ -177,11 +183,13 @@ func (r *resolver) readProfiles(n *document.Node) {
 		if at := m.Value.Member("profile"); at != nil {
 			r.reject(at.Pos, "%s.profile means nothing: a profile cannot build on another; write its fields here", r.full(name))
 		}
+		r.within = "." + name
 		r.profiles[m.Name] = layer{
 			rank:     rankProfile,
 			level:    "profile " + m.Name,
 			settings: r.settings("", m.Value, policyFields, []string{"profile"}),
 		}
+		r.within = ""
 	}
 }
 
@@ -203,11 +211,14 @@ func (r *resolver) readProfileName(n *document.Node) *document.Node {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	if len(names) == 0 {
-		r.reject(n.Pos, "%s: there is no profile %q, nor any other; write it under %s at the document root", r.full("profile"), n.Value, r.full("profiles"))
-	} else {
-		r.reject(n.Pos, "%s: there is no profile %q; write %s%s", r.full("profile"), n.Value, oneOf(names), didYouMean(n.Value, names))
+	instead := didYouMean(n.Value, names)
+	switch {
+	case len(names) == 0:
+		instead = "; write it under " + r.full("profiles") + " at the document root"
+	case instead == "":
+		instead = "; write " + oneOf(names)
 	}
+	r.reject(n.Pos, "%s: there is no profile %q%s", r.full("profile"), n.Value, instead)
 	return nil
 }
 
@@ -284,7 +295,7 @@ func (r *resolver) unknown(prefix string, m document.Member, fields []field, own
 	}
 	for _, elsewhere := range append(slices.Clone(fieldNames), "fingerprint", "key", "server", "client") {
 		if elsewhere == m.Name || strings.HasSuffix(elsewhere, "."+m.Name) && elsewhere != "key.pattern" {
-			r.reject(m.Pos, "%s is not a field; write it as %s", r.full(name), r.full(elsewhere))
+			r.reject(m.Pos, "%s is not a field; write %s", r.full(name), r.full(elsewhere))
 			return
 		}
 	}
@@ -292,5 +303,9 @@ func (r *resolver) unknown(prefix string, m document.Member, fields []field, own
 	for _, f := range fields {
 		candidates = append(candidates, f.name)
 	}
-	r.reject(m.Pos, "%s is not a field; write %s%s", r.full(name), oneOf(candidates), didYouMean(m.Name, candidates))
+	instead := didYouMean(m.Name, candidates)
+	if instead == "" {
+		instead = "; write " + oneOf(candidates)
+	}
+	r.reject(m.Pos, "%s is not a field%s", r.full(name), instead)
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
@@ -14,19 +15,20 @@ type strays struct {
 
 type visit struct {
 	node *document.Node
-	in   string // "", "webhook" or "callback"
+	in   string // "", or one of unsupported
 }
 
-func newStrays(r *resolver) *strays { return &strays{r, make(map[visit]bool)} }
-
-// document looks through everything but the shared path items, which are looked
-// through where a path refers to them.
-func (s *strays) document(root *document.Node) { s.object(root, "") }
-
-func (s *strays) pathItem(item *document.Node) { s.object(item, "") }
+// unsupported are the fields beneath which no annotation can be honoured.
+var unsupported = map[string]string{
+	"webhooks":             "a webhook, whose sender is a client of its own",
+	"callbacks":            "a callback, whose sender is a client of its own",
+	"query":                "a query operation, for which oapi-codegen generates no code",
+	"additionalOperations": "an additional operation, for which oapi-codegen generates no code",
+}
 
 // free are the fields whose members are named by the document's author; opaque
-// those that hold data, not OpenAPI.
+// those that hold data, not OpenAPI, and pathItems, which are looked through where a
+// path refers to them.
 var (
 	free = map[string]bool{
 		"headers": true, "properties": true, "patternProperties": true, "dependentSchemas": true, "$defs": true,
@@ -64,28 +66,18 @@ func (s *strays) object(n *document.Node, in string) {
 			}
 		case free[m.Name] && m.Value.Kind == document.Object:
 			for _, named := range m.Value.Members {
-				s.object(named.Value, inside(m.Name, in))
+				s.object(named.Value, cmp.Or(unsupported[m.Name], in))
 			}
 		default:
-			s.object(m.Value, in)
+			s.object(m.Value, cmp.Or(unsupported[m.Name], in))
 		}
 	}
-}
-
-func inside(field, in string) string {
-	switch field {
-	case "webhooks":
-		return "webhook"
-	case "callbacks":
-		return "callback"
-	}
-	return in
 }
 
 func (s *strays) annotation(owner *document.Node, m *document.Member, in string) {
 	switch {
 	case in != "":
-		s.r.reject(m.Pos, "%s is not supported on a %s, whose caller is a client of its own; remove it", m.Name, in)
+		s.r.reject(m.Pos, "%s is not supported on %s; remove it", m.Name, in)
 	case !s.r.read[owner]:
 		s.r.reject(m.Pos, "%s has no effect here; write it on an operation, on a path item under paths, or at the document root", m.Name)
 	}

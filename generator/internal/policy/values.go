@@ -30,7 +30,7 @@ func positive(r *resolver, name string, n *document.Node) (int, bool) {
 			return int(v), true
 		}
 	}
-	r.mustBe(name, n, "a whole number of at least 1")
+	r.mustBe(name, n, "a whole number of at least 1, in decimal digits")
 	return 0, false
 }
 
@@ -57,7 +57,13 @@ func choice[T any](options ...option[T]) parser[T] {
 				return o.value, true
 			}
 		}
-		r.mustBe(name, n, oneOf(texts)+didYouMean(n.Value, texts))
+		hint := ""
+		if i := slices.Index(texts, n.Value); i >= 0 && n.Kind == document.String {
+			hint = "; write it without quotes"
+		} else if n.Kind == document.String {
+			hint = didYouMean(n.Value, texts)
+		}
+		r.mustBe(name, n, oneOf(texts), hint)
 		return *new(T), false
 	}
 }
@@ -95,7 +101,7 @@ func duration(least time.Duration) parser[time.Duration] {
 			total += time.Duration(count) * unit
 		}
 		if total < least {
-			r.mustBe(name, n, "longer than nothing")
+			r.mustBe(name, n, "longer than 0s")
 			return 0, false
 		}
 		return total, true
@@ -114,9 +120,11 @@ func size(r *resolver, name string, n *document.Node) (int64, bool) {
 			if err == nil && count > 0 && count <= math.MaxInt64/sizeUnit[m[2]] {
 				return count * sizeUnit[m[2]], true
 			}
+			r.mustBe(name, n, "larger than 0B and less than 8589934592GiB")
+			return 0, false
 		}
 	}
-	r.mustBe(name, n, "a size above nothing with its unit (B, KiB, MiB, GiB), such as 1MiB")
+	r.mustBe(name, n, "a size with its unit (B, KiB, MiB, GiB), such as 1MiB")
 	return 0, false
 }
 
@@ -161,7 +169,7 @@ func header(forbidden []string, noContent bool) parser[string] {
 	forbidden = slices.Clip(forbidden)
 	return func(r *resolver, name string, n *document.Node) (string, bool) {
 		if n.Kind != document.String || !headerToken.MatchString(n.Value) {
-			r.mustBe(name, n, "the name of a header field, such as X-Request-Key")
+			r.mustBe(name, n, "the name of a header field, without spaces or a colon")
 			return "", false
 		}
 		lower := strings.ToLower(n.Value)
@@ -225,14 +233,14 @@ func oneOf(texts []string) string {
 func didYouMean(text string, candidates []string) string {
 	best, bestDistance := "", 3
 	for _, c := range candidates {
-		if d := distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d < len(c) {
+		if d := distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d <= len(c)/2 {
 			best, bestDistance = c, d
 		}
 	}
 	if best == "" {
 		return ""
 	}
-	return " (did you mean " + best + "?)"
+	return "; did you mean " + best + "?"
 }
 
 // distance is the Levenshtein distance of two strings.
