@@ -122,8 +122,8 @@ func (s *Server) policy(op policy.Operation, variable string) Policy {
 		Guarantee:            constant(guarantees[p.Guarantee]),
 		Lease:                duration(p.Lease),
 		Timeout:              duration(p.Timeout),
-		MaxRequestBody:       strconv.FormatInt(p.MaxRequestBody, 10),
-		MaxRecordedBody:      strconv.FormatInt(p.MaxRecordedBody, 10),
+		MaxRequestBody:       size(p.MaxRequestBody),
+		MaxRecordedBody:      size(p.MaxRecordedBody),
 	}
 }
 
@@ -217,4 +217,14 @@ func duration(d time.Duration) string {
 		}
 	}
 	return strconv.FormatInt(int64(d), 10)
+}
+
+// size prints a number of bytes as a shifted one where that is shorter.
+func size(bytes int64) string {
+	for _, shift := range []int{20, 10} {
+		if bytes > 0 && bytes%(1<<shift) == 0 {
+			return fmt.Sprintf("%d << %d", bytes>>shift, shift)
+		}
+	}
+	return strconv.FormatInt(bytes, 10)
 }

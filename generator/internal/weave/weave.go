@@ -63,6 +63,9 @@ func Parse(source string, taken []string) (*File, error) {
 		f.imports[path] = name
 		f.taken[name] = true
 	}
+	if err := f.shadowedImports(); err != nil {
+		return nil, err
+	}
 	for _, name := range taken {
 		f.taken[name] = true
 	}
@@ -111,11 +114,54 @@ func doesNotCompile(err error) error {
 	}
 	reasons := make([]string, len(list))
 	for i, e := range list {
-		first, _, _ := strings.Cut(e.Msg, "\n")
-		reasons[i] = first
+		reasons[i], _, _ = strings.Cut(e.Msg, "\n")
 	}
-	return fmt.Errorf("what oapi-codegen generates for this document does not compile: %s; if that is a parameter's name, give it another with x-go-name",
-		strings.Join(slices.Compact(reasons), "; "))
+	return cannotCompile(strings.Join(slices.Compact(reasons), "; "))
+}
+
+func cannotCompile(reason string) error {
+	return fmt.Errorf("what oapi-codegen generates for this document does not compile: %s; if that is the name of a parameter, give it another with x-go-name", reason)
+}
+
+// shadowedImports finds functions where a parameter of the document hides a
+// package that oapi-codegen uses beside it.
+func (f *File) shadowedImports() error {
+	for fn := range f.functions {
+		plain := map[string]bool{} // variables that have no fields
+		declare := func(names []*ast.Ident, kind ast.Expr) {
+			if _, ok := kind.(*ast.Ident); !ok {
+				return
+			}
+			for _, name := range names {
+				plain[name.Name] = f.taken[name.Name]
+			}
+		}
+		for _, field := range fn.Type.Params.List {
+			declare(field.Names, field.Type)
+		}
+		for _, statement := range fn.Body.List {
+			if decl, ok := statement.(*ast.DeclStmt); ok {
+				for _, spec := range decl.Decl.(*ast.GenDecl).Specs {
+					if value, ok := spec.(*ast.ValueSpec); ok {
+						declare(value.Names, value.Type)
+					}
+				}
+			}
+		}
+		var hidden string
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			if selector, ok := n.(*ast.SelectorExpr); ok {
+				if x, ok := selector.X.(*ast.Ident); ok && plain[x.Name] {
+					hidden = x.Name
+				}
+			}
+			return true
+		})
+		if hidden != "" {
+			return cannotCompile(fmt.Sprintf("in %s the parameter %s hides the package %s", fn.Name.Name, hidden, hidden))
+		}
+	}
+	return nil
 }
 
 // Declare returns a name for a new package-level declaration: name, or name
