@@ -60,7 +60,7 @@ type joined struct {
 // still be read whole, up to that error. Other answers may be streams, for
 // which it does not wait.
 func readAhead(resp *http.Response, limit int64) ([]byte, error) {
-	known := resp.ContentLength >= 0 && resp.ContentLength <= limit
+	known := resp.ContentLength > 0 && resp.ContentLength <= limit
 	if !known && !isJSON(resp.Header) {
 		return nil, nil
 	}

@@ -3,14 +3,10 @@ package idempotentclient
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"errors"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -120,49 +116,29 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 
 	begun := time.Now()
 	for number, counted := 1, 0; ; number++ {
-		e := &exchange{key: c.key}
-		req, sends, err := c.attempt(ctx, e, body)
+		got, err := c.attempt(ctx, client, body, limit)
+		if err != nil && number == 1 {
+			return nil, notSent("opening its body: %w", err)
+		}
 		if err != nil {
 			return nil, &Error{Key: c.key, Attempts: number - 1, Err: err}
 		}
-		resp, err := client.Do(req)
-		var cut error // what broke the answer's body off
-		if err == nil {
-			if exchangeOf(resp) != e { // not every client is net/http's
-				resp.Request = req
+		again, cost := c.judge(client, got)
+		counted += cost
+		wait := backoff(limits, number, got.resp)
+		deadline, bounded := ctx.Deadline()
+		again = again && body.open != nil && counted < limits.MaxAttempts &&
+			wait <= limits.MaxElapsed-time.Since(begun) &&
+			ctx.Err() == nil && (!bounded || wait < time.Until(deadline))
+		c.observe(ctx, number, got, again, wait)
+		if !again {
+			if got.err != nil {
+				got.err = &Error{Key: c.key, Attempts: number, Err: got.err}
 			}
-			if resp.Body == nil {
-				resp.Body = http.NoBody
-			}
-			var head []byte
-			head, cut = readAhead(resp, limit)
-			e.note(resp, c.op.Marker, head)
+			return got.resp, got.err
 		}
-
-		mendable := body.open != nil && ctx.Err() == nil
-		switch {
-		case err != nil:
-			mendable = mendable && resp == nil && !permanent(client, err, sends.Load())
-			counted += max(1, int(sends.Load()))
-		case c.inFlight(resp, e):
-		default:
-			mendable = mendable && repeatable(resp, e, cut)
-			counted += max(1, int(sends.Load())-c.redirects(resp))
-		}
-		wait := backoff(limits, number, resp)
-		mendable = mendable && counted < limits.MaxAttempts && wait <= limits.MaxElapsed-time.Since(begun)
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
-			mendable = false
-		}
-		c.observe(ctx, Attempt{Number: number, Again: mendable, Wait: wait}, resp, err, cut)
-		if !mendable {
-			if err != nil {
-				err = &Error{Key: c.key, Attempts: number, Err: err}
-			}
-			return resp, err
-		}
-		if resp != nil {
-			resp.Body.Close()
+		if got.resp != nil {
+			got.resp.Body.Close()
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -174,126 +150,66 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 	}
 }
 
-// attempt returns the request of one attempt, and the number of times that it
-// was sent, which net/http counts. Clients may change the request, so each
-// attempt has its own.
-func (c *Call) attempt(ctx context.Context, e *exchange, body payload) (*http.Request, *atomic.Int32, error) {
-	sends := new(atomic.Int32)
+// A result is how one attempt ended.
+type result struct {
+	*exchange
+	resp  *http.Response
+	err   error // from the client
+	cut   error // what broke off the answer's body
+	sends int   // how many times net/http tried to send the request; 0 if it was not asked
+}
+
+// attempt makes one attempt. Its error is that of opening the body.
+func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int64) (result, error) {
+	got := result{exchange: &exchange{key: c.key}}
+	// A connection may be asked for in vain, as one of HTTP/2 that is going away.
+	var asked, wrote atomic.Int32
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn: func(string) { sends.Add(1) },
+		GetConn:      func(string) { asked.Add(1) },
+		WroteHeaders: func() { wrote.Add(1) },
 	})
-	req := c.req.Clone(context.WithValue(ctx, exchangeKey{}, e))
-	if body.open == nil {
+	// Clients may change a request, so each attempt has its own.
+	req := c.req.Clone(context.WithValue(ctx, exchangeKey{}, got.exchange))
+	if body.open != nil {
+		var err error
+		if req.Body, err = body.open(); err != nil {
+			return got, err
+		}
+		req.GetBody = body.open
+	} else {
 		req.Body = body.once
 		if !same(body.once, c.body) {
-			req.GetBody = nil
+			req.GetBody = nil // it may be that of a body that an editor replaced
 		}
-		return req, sends, nil
 	}
-	var err error
-	req.GetBody = body.open
-	req.Body, err = body.open()
-	return req, sends, err
+
+	got.resp, got.err = client.Do(req)
+	got.sends = int(cmp.Or(wrote.Load(), asked.Load()))
+	if got.err != nil {
+		return got, nil
+	}
+	if exchangeOf(got.resp) != got.exchange { // not every client is net/http's
+		got.resp.Request = req
+	}
+	if got.resp.Body == nil {
+		got.resp.Body = http.NoBody
+	}
+	var head []byte
+	head, got.cut = readAhead(got.resp, limit)
+	got.note(got.resp, c.op.Marker, head)
+	return got, nil
 }
 
-// inFlight reports whether resp says that the first request with the key is
-// still under way.
-func (c *Call) inFlight(resp *http.Response, e *exchange) bool {
-	if resp.StatusCode != http.StatusConflict || e.replayed {
-		return false
-	}
-	if e.problem == nil {
-		return c.config.conflicts
-	}
-	return e.problem.Code == InFlight
-}
-
-// repeatable reports whether another attempt may end better than with resp,
-// whose body broke off with cut.
-func repeatable(resp *http.Response, e *exchange, cut error) bool {
-	switch resp.StatusCode {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests,
-		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return !e.replayed && (e.problem == nil || e.problem.Code != OutcomeUnknown)
-	}
-	return cut != nil && resp.StatusCode/100 == 2
-}
-
-// permanent reports whether another attempt would fail with err again.
-func permanent(client Doer, err error, sends int32) bool {
-	var untrusted *tls.CertificateVerificationError
-	// net/http refuses what it cannot send, such as a bad URL or a bad header
-	// field, with untyped errors, before it asks for a connection.
-	return errors.As(err, &untrusted) || sends == 0 && isNetHTTP(client)
-}
-
-func isNetHTTP(client Doer) bool {
-	var via http.RoundTripper
-	switch client := client.(type) {
-	case *http.Client:
-		via = client.Transport
-	case roundTripper:
-		via = client.RoundTripper
-	default:
-		return false
-	}
-	if via == nil {
-		via = http.DefaultTransport
-	}
-	_, ok := via.(*http.Transport)
-	return ok
-}
-
-// redirects counts the redirects that client followed to resp: requests that
-// were sent but are no attempts.
-func (c *Call) redirects(resp *http.Response) (n int) {
-	for r := resp.Request; r != nil && r.Response != nil && r.Response != c.req.Response; r = r.Response.Request {
-		n++
-	}
-	return n
-}
-
-// backoff returns the wait after the attempt with this number.
-func backoff(limits Retry, number int, resp *http.Response) time.Duration {
-	longest := limits.Max
-	if limits.Base <= limits.Max>>(number-1) {
-		longest = limits.Base << (number - 1)
-	}
-	return max(rand.N(longest), min(retryAfter(resp), limits.Max))
-}
-
-// retryAfter returns how long resp asks to wait; 0 if it does not.
-func retryAfter(resp *http.Response) time.Duration {
-	if resp == nil {
-		return 0
-	}
-	value := resp.Header.Get("Retry-After")
-	seconds, err := strconv.ParseUint(value, 10, 31)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // then it is the largest
-		return time.Duration(seconds) * time.Second
-	}
-	at, err := http.ParseTime(value)
-	if err != nil {
-		return 0
-	}
-	// The server's clock, if it tells: ours may be wrong.
-	now, err := http.ParseTime(resp.Header.Get("Date"))
-	if err != nil {
-		now = time.Now()
-	}
-	return at.Sub(now)
-}
-
-func (c *Call) observe(ctx context.Context, a Attempt, resp *http.Response, err, cut error) {
+func (c *Call) observe(ctx context.Context, number int, got result, again bool, wait time.Duration) {
 	if c.config.observe == nil {
 		return
 	}
-	a.Operation, a.Key, a.Err = c.op.ID, c.key, err
-	if err == nil {
-		a.Status, a.Err = resp.StatusCode, cut
+	a := Attempt{Operation: c.op.ID, Key: c.key, Number: number, Err: got.err, Again: again}
+	if got.err == nil {
+		a.Status, a.Err = got.resp.StatusCode, got.cut
 	}
-	if !a.Again {
-		a.Wait = 0
+	if again {
+		a.Wait = wait
 	}
 	c.config.observe(ctx, a)
 }

@@ -35,7 +35,7 @@ type givenKey struct {
 // method and URL again with it is that call resumed, which the server answers
 // with the first outcome, or refuses if the body differs. A call of any other
 // method or URL with it fails with [ErrNotSent]. Give each call a context of its
-// own.
+// own. Operations without a key ignore it.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, &givenKey{key: key})
 }

@@ -88,6 +88,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	if e.Key == "" {
+		return fmt.Sprintf("no answer after attempt %d: %v", e.Attempts, e.Err)
+	}
 	return fmt.Sprintf("no answer after attempt %d with idempotency key %q: %v", e.Attempts, e.Key, e.Err)
 }
 

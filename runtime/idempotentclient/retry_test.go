@@ -366,6 +366,29 @@ func TestABodyThatNeverComesEndsWithTheContext(t *testing.T) {
 	})
 }
 
+func TestABodyThatCannotBeOpenedAgain(t *testing.T) {
+	lost := errors.New("file gone")
+	for opens, want := range []int{0, 1, 2} { // requests, when that many opens succeed
+		server := &memory{answers: []http.HandlerFunc{answer(503)}}
+		req, err := http.NewRequest(http.MethodPost, "http://example.com/", strings.NewReader("order"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left, open := opens, req.GetBody
+		req.GetBody = func() (io.ReadCloser, error) {
+			if left--; left < 0 {
+				return nil, lost
+			}
+			return open()
+		}
+		var config idempotentclient.Config
+		_, err = config.Start(&createOrder, req).Do(server)
+		if !errors.Is(err, lost) || errors.Is(err, idempotentclient.ErrNotSent) != (opens == 0) || len(server.seen) != want {
+			t.Errorf("after %d opens: %v and %d requests", opens, err, len(server.seen))
+		}
+	}
+}
+
 type closing struct {
 	io.Reader
 	closed bool

@@ -165,19 +165,27 @@ func TestWhatNetHTTPRepeatsCountsAsAttempts(t *testing.T) {
 	}
 }
 
+// A retrier is a client that sends each request four times, and counts them.
+type retrier struct {
+	*http.Client
+	sent int
+}
+
+func (d *retrier) Do(r *http.Request) (resp *http.Response, err error) {
+	for range 4 {
+		if resp != nil {
+			resp.Body.Close()
+		}
+		r.Body, _ = r.GetBody()
+		d.sent++
+		resp, err = d.Client.Do(r)
+	}
+	return resp, err
+}
+
 func TestAClientThatRetriesByItselfIsNotMultiplied(t *testing.T) {
 	url, seen := wire(t, busy)
-	inner := netClient(t)
-	c := api{Server: url, Client: doerFunc(func(r *http.Request) (resp *http.Response, err error) {
-		for range 4 {
-			if resp != nil {
-				resp.Body.Close()
-			}
-			r.Body, _ = r.GetBody()
-			resp, err = inner.Do(r)
-		}
-		return resp, err
-	})}
+	c := api{Server: url, Client: &retrier{Client: netClient(t)}}
 	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
 	if err != nil || resp.StatusCode != 503 {
 		t.Fatalf("got %v, %v", resp, err)
@@ -208,7 +216,7 @@ func TestARefusedRedirectIsFinal(t *testing.T) {
 	c := api{Server: url, Client: client}
 	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
 	if !errors.Is(err, refusal) || resp == nil || resp.StatusCode != 307 {
-		t.Fatalf("got %v, %v; want both, as from http.Client", resp, err)
+		t.Fatalf("got %v, %v; want h2, as from http.Client", resp, err)
 	}
 	seen.oneKey(t, 1, "order")
 }
@@ -239,6 +247,8 @@ func TestErrorsThatAnotherAttemptCannotMend(t *testing.T) {
 }
 
 func TestNobodyListening(t *testing.T) {
+	retrying := &retrier{Client: netClient(t)}
+
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -249,6 +259,10 @@ func TestNobodyListening(t *testing.T) {
 	var lost *idempotentclient.Error
 	if !errors.As(err, &lost) || lost.Attempts != 4 {
 		t.Fatalf("got %v, want an error after four attempts", err)
+	}
+	c.Client = retrying
+	if _, err := c.CreateOrder(t.Context(), "", nil); err == nil || retrying.sent != 4 {
+		t.Fatalf("got %v after %d attempts of a client that retries by itself, want 4", err, retrying.sent)
 	}
 }
 
@@ -275,6 +289,42 @@ func TestAttemptsShareAConnection(t *testing.T) {
 	if dials != 1 {
 		t.Fatalf("%d connections, want 1", dials)
 	}
+}
+
+func TestHTTP2(t *testing.T) {
+	type conn struct{}
+	var seen log
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch seen.add(r) {
+		case 1: // GOAWAY behind the answer
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case 2: // RST_STREAM
+			panic(http.ErrAbortHandler)
+		case 3:
+			r.Context().Value(conn{}).(net.Conn).Close()
+		default:
+			w.WriteHeader(http.StatusCreated)
+		}
+	}))
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	server.Config.Protocols, server.Config.ErrorLog = h2, quiet
+	server.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, conn{}, c) }
+	server.Start()
+	defer server.Close()
+	client := netClient(t)
+	client.Transport.(*http.Transport).Protocols = h2
+	c := api{Server: server.URL, Client: client}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	if resp.StatusCode != 201 || resp.ProtoMajor != 2 {
+		t.Fatalf("got %d over %s", resp.StatusCode, resp.Proto)
+	}
+	seen.oneKey(t, 4, "order")
 }
 
 // counted counts bodies that are open.
