@@ -65,7 +65,7 @@ func (d *Document) open(name string) (*Node, error) {
 // at nil. Errors are those of [Document.Step].
 func (d *Document) Follow(n *Node) (*Node, error) {
 	seen := make(map[*Node]bool)
-	for n.Member("$ref") != nil {
+	for n.Ref() != nil {
 		if seen[n] {
 			return nil, nil
 		}
@@ -79,7 +79,7 @@ func (d *Document) Follow(n *Node) (*Node, error) {
 	return n, nil
 }
 
-// Step returns the node that the $ref of n points at. The error, of type
+// Step returns the node that the $ref of n, which has one, points at. The error, of type
 // [Findings], stands at the reference if it cannot be followed, or in the file
 // where it leads if that cannot be parsed.
 //
@@ -89,7 +89,7 @@ func (d *Document) Follow(n *Node) (*Node, error) {
 // reference to a URL, or from one, opens the URL with `:/` in place of `://`,
 // so that an fs.FS can serve it.
 func (d *Document) Step(n *Node) (*Node, error) {
-	ref := n.Get("$ref")
+	ref := n.Ref()
 	if ref.Kind != String {
 		return nil, Findings{{ref.Pos, fmt.Sprintf("$ref must be a string, not %s", ref.Kind)}}
 	}
@@ -104,7 +104,7 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 	location, fragment, _ := strings.Cut(ref.Value, "#")
 	location = strings.ReplaceAll(location, `\`, "/")
 	target, err := url.Parse(location + "#" + fragment)
-	if err != nil {
+	if err != nil || target.Opaque != "" {
 		return nil, fail("is not a URI reference; write a path and a fragment, such as other.yaml#/pathItems/orders")
 	}
 	name := ref.Pos.File

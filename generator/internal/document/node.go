@@ -65,6 +65,15 @@ func (n *Node) Member(name string) *Member {
 	return nil
 }
 
+// Ref returns the value of n's $ref, or nil if it has none. An empty string is
+// none, as kin-openapi has it.
+func (n *Node) Ref() *Node {
+	if ref := n.Get("$ref"); ref != nil && (ref.Kind != String || ref.Value != "") {
+		return ref
+	}
+	return nil
+}
+
 // Field is [Node.Get] as kin-openapi reads the fields of OpenAPI's own objects:
 // failing the exact name, one that differs in case only.
 func (n *Node) Field(name string) *Node {

@@ -75,7 +75,7 @@ func (r *resolver) findHeader(parameters *document.Node, name string) (*HeaderPa
 			Name:     declared.Value,
 			Required: required != nil && required.Kind == document.Bool && required.Value == "true",
 		}
-		if ref := item.Get("$ref"); ref != nil {
+		if ref := item.Ref(); ref != nil {
 			param.Ref = ref.Value
 		}
 		return param, node

@@ -32,8 +32,8 @@ func (r *resolver) pathItem(at *document.Member, named map[string][]place) []Ope
 	item := at.Value
 	ctx := pathContext{path: at.Name}
 	seen := make(map[*document.Node]bool)
-	for item.Kind == document.Object && item.Member("$ref") != nil {
-		ref := item.Get("$ref")
+	for item.Kind == document.Object && item.Ref() != nil {
+		ref := item.Ref()
 		r.read[item] = true
 		if own := item.Member(r.cfg.Extension); own != nil {
 			r.reject(own.Pos, "%s beside $ref would be lost; write it in the path item that $ref %q points at", r.cfg.Extension, ref.Value)
@@ -59,7 +59,7 @@ func (r *resolver) pathItem(at *document.Member, named map[string][]place) []Ope
 		return nil // kin-openapi's to report
 	}
 	ctx.item = item
-	if item.Member("$ref") == nil {
+	if item.Ref() == nil {
 		ctx.above = r.annotation(item, rankPathItem, levelPathItem)
 	}
 	var operations []Operation
