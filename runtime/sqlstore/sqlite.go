@@ -1,0 +1,157 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/jmoiron/sqlx"
+)
+
+// SQLiteDSN returns the DSN under which modernc.org/sqlite opens the file as a
+// store needs it: with a write-ahead log, so that replays do not wait for
+// claims; synchronous, so that a claim survives a power failure; waiting for
+// the one writer; and with transactions that write from their beginning, so
+// that they do not fail at their end.
+func SQLiteDSN(path string) string {
+	path = filepath.ToSlash(path)
+	if filepath.VolumeName(path) != "" {
+		path = "/" + path
+	}
+	return "file:" + (&url.URL{Path: path}).EscapedPath() +
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+}
+
+// NewSQLite returns a store in a table of an SQLite database, opened with
+// modernc.org/sqlite and, best, [SQLiteDSN]. It changes nothing of the pool and
+// refuses one that would lose claims: whose connections do not wait for the
+// disk, or do not share their tables.
+func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if o.table.schema != "" {
+		return nil, fmt.Errorf("sqlstore: %q: SQLite has no schemas; name a table alone", o.table.unquoted())
+	}
+	s := &Store{
+		db:       sqlx.NewDb(db, "sqlite"),
+		dialect:  sqlite{},
+		table:    o.table,
+		prepared: o.prepared,
+		sql: newStatements(
+			"{table}", o.table.String(),
+			"{now}", sqliteNow,
+			"{after}", sqliteNow+" + ?",
+			"{never}", fmt.Sprint(math.MaxInt64),
+			"{text}", "CAST(? AS TEXT)",
+			"{lease_left}", "lease_until - "+sqliteNow,
+		),
+	}
+	if err := s.checkSQLite(); err != nil {
+		return nil, fmt.Errorf("sqlstore: SQLite: %w", err)
+	}
+	return s, nil
+}
+
+// sqliteNow is SQLite's clock, which ticks in milliseconds, in microseconds.
+const sqliteNow = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000"
+
+func (s *Store) checkSQLite() error {
+	var file string
+	if err := s.db.Get(&file, "SELECT file FROM pragma_database_list WHERE name = 'main'"); err != nil {
+		return err
+	}
+	if file == "" {
+		if s.db.Stats().MaxOpenConnections != 1 {
+			return errors.New("each connection has a database of its own in memory; call db.SetMaxOpenConns(1), or open a file with SQLiteDSN")
+		}
+		return nil
+	}
+	var synchronous int
+	if err := s.db.Get(&synchronous, "PRAGMA synchronous"); err != nil {
+		return err
+	}
+	var journal string
+	if err := s.db.Get(&journal, "PRAGMA journal_mode"); err != nil {
+		return err
+	}
+	const full = 2
+	if synchronous < full || journal == "off" || journal == "memory" {
+		return fmt.Errorf("with journal_mode %s and synchronous %d a power failure forgets claims; open the file with SQLiteDSN", journal, synchronous)
+	}
+	return nil
+}
+
+type sqlite struct{}
+
+func (sqlite) literals() bool { return false }
+
+// claims reads first: readers do not wait for the writer.
+func (sqlite) claims(s *statements, insert, read []any) []bound {
+	return []bound{{s.read, read}, {s.insert, insert}}
+}
+
+// tries is without bound: whoever waits for the writer has a context to end it.
+func (sqlite) tries() int { return math.MaxInt }
+
+func (sqlite) conflict(err error) bool {
+	var coded interface{ Code() int }
+	if !errors.As(err, &coded) {
+		return false
+	}
+	switch coded.Code() & 0xff {
+	case 5, 6: // SQLITE_BUSY, SQLITE_LOCKED, with all their extensions
+		return true
+	}
+	return false
+}
+
+func (sqlite) migrate(ctx context.Context, s *Store) error {
+	ddl, err := DDL("sqlite", s.table.unquoted())
+	if err != nil {
+		return err
+	}
+	if _, err := s.db.ExecContext(ctx, ddl); err != nil {
+		return fmt.Errorf("creating the table %s: %w", s.table, err)
+	}
+	var have []string
+	if err := s.db.SelectContext(ctx, &have, "SELECT name FROM pragma_table_info(?)", s.table.name); err != nil {
+		return err
+	}
+	return s.table.checkColumns(have)
+}
+
+// sqliteSweep is how many rows one step deletes while it holds the writer up.
+const sqliteSweep = 500
+
+func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error {
+	for {
+		limit := min(int64(max)-swept.Load(), sqliteSweep)
+		if limit <= 0 {
+			return nil
+		}
+		var n int64
+		err := s.persist(ctx, func() (bool, error) {
+			result, err := s.db.ExecContext(ctx, fmt.Sprintf(
+				"DELETE FROM %[1]s WHERE rowid IN (SELECT rowid FROM %[1]s WHERE expires_at <= %[2]s LIMIT %[3]d)",
+				s.table, sqliteNow, limit))
+			if err == nil {
+				n, err = result.RowsAffected()
+			}
+			return true, err
+		})
+		if err != nil {
+			return err
+		}
+		swept.Add(n)
+		if n < limit {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package sqlstore
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/jmoiron/sqlx"
+)
+
+// The statements, one home for all dialects. A ? is an argument; words in
+// braces are a dialect's. What has no column list of its own returns {facts},
+// or {row}, which is {facts} with the recorded headers and body.
+const (
+	readSQL = `SELECT {row} FROM {table} WHERE key_hash = ?`
+
+	insertSQL = `INSERT INTO {table} (key_hash, claim_id, owner, fingerprint, at_most_once, lease_until, expires_at, operation, key)
+VALUES (?, ?, ?, ?, ?, {after}, CASE WHEN ? THEN {never} ELSE {after} END, {text}, {text})
+ON CONFLICT (key_hash) DO NOTHING RETURNING {row}`
+
+	// A row of which nothing is left, or whose claimant died, becomes another's.
+	takeoverSQL = `UPDATE {table} SET claim_id = ?, owner = ?, fingerprint = ?, state = 0, at_most_once = ?,
+attempt = CASE WHEN expires_at <= {now} THEN 1 ELSE attempt + 1 END,
+lease_until = {after}, expires_at = CASE WHEN ? THEN {never} ELSE {after} END, created_at = {now},
+operation = {text}, key = {text}, status = NULL, headers = NULL, body = NULL
+WHERE key_hash = ? AND claim_id = ?
+AND (expires_at <= {now} OR (state = 0 AND NOT at_most_once AND lease_until <= {now})) RETURNING {row}`
+
+	renewSQL = `UPDATE {table} SET lease_until = {after}, expires_at = CASE WHEN at_most_once THEN {never} ELSE {after} END` + held
+
+	markSQL = `UPDATE {table} SET at_most_once = true, expires_at = {never}` + held
+
+	settleSQL = `UPDATE {table} SET state = ?, status = ?, headers = ?, body = ?,
+expires_at = CASE WHEN ? THEN {never} ELSE {after} END` + held + ` RETURNING {facts}`
+
+	releaseSQL = `DELETE FROM {table}` + held
+
+	// An abandoned claim is given back unless an earlier attempt ran before
+	// it: its successor is to know of that one.
+	disownSQL = releaseSQL + ` AND attempt = 1`
+
+	held = ` WHERE key_hash = ? AND claim_id = ? AND state = 0`
+
+	facts = `claim_id, owner, fingerprint, state, at_most_once, attempt,
+state = 0 AND lease_until <= {now} AS lapsed, expires_at <= {now} AS expired,
+CASE WHEN state = 0 AND lease_until > {now} THEN {lease_left} ELSE 0 END AS lease_left,
+coalesce(status, 0) AS status`
+)
+
+// statements are the statements of one table.
+type statements struct {
+	read, insert, takeover, renew, mark, settle, release, disown *statement
+	// insertOrRead is insert and read in one trip, for dialects that can; its
+	// arguments are theirs. Zero rows: another inserted while it ran.
+	insertOrRead *statement
+}
+
+// newStatements fills in the words of a dialect.
+func newStatements(words ...string) statements {
+	// {facts} and {row} hold further words, and so are replaced first.
+	expand := func(text string) *statement {
+		text = strings.ReplaceAll(text, "{row}", "{facts}, headers, body")
+		text = strings.ReplaceAll(text, "{facts}", facts)
+		return &statement{text: strings.NewReplacer(words...).Replace(text)}
+	}
+	return statements{
+		read: expand(readSQL), insert: expand(insertSQL), takeover: expand(takeoverSQL),
+		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
+		release: expand(releaseSQL), disown: expand(disownSQL),
+		insertOrRead: expand("WITH ins AS (" + insertSQL + ") SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
+	}
+}
+
+// A statement is SQL with a ? for each argument.
+type statement struct {
+	text     string
+	prepared atomic.Pointer[sqlx.Stmt] // nil until first used, or never
+}
+
+// literal returns the statement with its arguments written into it: bytes as
+// hexadecimal, the others as PostgreSQL's literals, so that nothing a client
+// sent can be read as SQL.
+func (s *statement) literal(args []any) string {
+	size := len(s.text)
+	for _, arg := range args {
+		size += len("decode('','hex')")
+		if b, ok := arg.([]byte); ok {
+			size += hex.EncodedLen(len(b))
+		}
+	}
+	text := make([]byte, 0, size)
+	rest := s.text
+	for _, arg := range args {
+		var before string
+		before, rest, _ = strings.Cut(rest, "?")
+		text = append(text, before...)
+		switch arg := arg.(type) {
+		case []byte:
+			text = append(text, "decode('"...)
+			text = hex.AppendEncode(text, arg)
+			text = append(text, "','hex')"...)
+		case int64:
+			text = strconv.AppendInt(text, arg, 10)
+		case bool:
+			text = strconv.AppendBool(text, arg)
+		default:
+			panic(fmt.Sprintf("sqlstore: no literal for an argument of type %T", arg))
+		}
+	}
+	return string(append(text, rest...))
+}

@@ -1,0 +1,475 @@
+package sqlstore
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmoiron/sqlx"
+
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+)
+
+var (
+	_ idempotency.Store   = (*Store)(nil)
+	_ idempotency.Sweeper = (*Store)(nil)
+)
+
+// disownTimeout bounds giving back a claim that was abandoned.
+const disownTimeout = 5 * time.Second
+
+// A Store is an [idempotency.Store] and an [idempotency.Sweeper] in one table
+// of an SQL database. It is safe for concurrent use, and any number of them, in
+// any number of processes, may use one table.
+type Store struct {
+	db       *sqlx.DB
+	dialect  dialect
+	table    table
+	sql      statements
+	prepared bool
+	sweepAt  atomic.Int64 // where PostgreSQL's next sweep begins, in pages
+}
+
+// A dialect is what differs between databases.
+type dialect interface {
+	// literals says that arguments are written into the statements.
+	literals() bool
+	// claims returns the statements that make a claim, with their arguments:
+	// they are sent in this order until one returns a row.
+	claims(s *statements, insert, read []any) []bound
+	// conflict says that a statement failed because of others at the same time,
+	// wrote nothing, and may be sent again; and how often at most.
+	conflict(error) bool
+	tries() int
+	migrate(context.Context, *Store) error
+	// sweep deletes at most max expired rows and counts each step in swept.
+	sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error
+}
+
+// A bound is a statement and its arguments.
+type bound struct {
+	statement *statement
+	args      []any
+}
+
+// An Option configures a [Store].
+type Option func(*options) error
+
+type options struct {
+	table    table
+	prepared bool
+}
+
+// WithTable sets the table, "idempotency_keys" by default. The name is that of
+// a table, or of a schema and a table ("ops.keys", PostgreSQL only): ASCII
+// letters, digits and underscores, case significant.
+func WithTable(name string) Option {
+	return func(o *options) (err error) {
+		o.table, err = parseTable(name)
+		return err
+	}
+}
+
+// WithPreparedStatements prepares each statement once per connection and sends
+// arguments apart. That is faster, and wrong behind a pooler that changes the
+// server connection between transactions, such as PgBouncer in transaction
+// mode: use it only where the pool connects to the database directly.
+func WithPreparedStatements() Option {
+	return func(o *options) error {
+		o.prepared = true
+		return nil
+	}
+}
+
+func newOptions(opts []Option) (options, error) {
+	o := options{table: table{name: defaultTable}}
+	for _, opt := range opts {
+		if err := opt(&o); err != nil {
+			return options{}, err
+		}
+	}
+	return o, nil
+}
+
+// Migrate creates the table, unless it exists, and checks that it has the
+// columns that the store needs. Any number of processes may call it at once. A
+// table that is there needs no right to create one.
+func (s *Store) Migrate(ctx context.Context) error {
+	_, err := within(ctx, "migrate", func() (struct{}, error) {
+		return struct{}{}, s.persist(ctx, func() (bool, error) { return true, s.dialect.migrate(ctx, s) })
+	}, nil)
+	return err
+}
+
+// Claim implements [idempotency.Store].
+//
+// When it returns an error the claim may have been made all the same. If that
+// shows later it is given back, so that the key is not held by a claim that
+// nobody runs: a claim's ID must not be used again after an error.
+func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
+	insert := []any{
+		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, c.AtMostOnce, micros(c.Lease),
+		c.AtMostOnce, micros(c.Lease) + micros(c.TTL), []byte(c.Operation), []byte(c.Key),
+	}
+	var queries []query
+	for _, b := range s.dialect.claims(&s.sql, insert, []any{c.Hash[:]}) {
+		queries = append(queries, s.bind(b.statement, b.args...))
+	}
+	id, unknown := c.ID, inFlight(c)
+	return within(ctx, "claim", func() (idempotency.Row, error) {
+		row := unknown
+		err := s.persist(ctx, func() (bool, error) {
+			for _, q := range queries {
+				read, found, err := s.row(ctx, q)
+				if err != nil || found {
+					row = read
+					return found, err
+				}
+			}
+			return false, nil
+		})
+		if errors.Is(err, errExhausted) {
+			return unknown, nil
+		}
+		row.Won = row.ID == id && row.State == idempotency.Processing
+		return row, err
+	}, s.disown(c))
+}
+
+// Takeover implements [idempotency.Store]. What [Store.Claim] says of errors
+// holds here too, but that a claim after an attempt that died is held until its
+// lease ends.
+func (s *Store) Takeover(ctx context.Context, c *idempotency.Claim, seen idempotency.ClaimID) (idempotency.Row, error) {
+	takeover := s.bind(s.sql.takeover,
+		c.ID[:], c.Owner[:], c.Fingerprint, c.AtMostOnce, micros(c.Lease), c.AtMostOnce, micros(c.Lease)+micros(c.TTL),
+		[]byte(c.Operation), []byte(c.Key), c.Hash[:], seen[:])
+	read := s.bind(s.sql.read, c.Hash[:])
+	id := c.ID
+	return within(ctx, "takeover", func() (idempotency.Row, error) {
+		row, _, err := s.writeOrRead(ctx, takeover, read)
+		row.Won = row.ID == id && row.State == idempotency.Processing
+		return row, err
+	}, s.disown(c))
+}
+
+// Renew implements [idempotency.Store].
+func (s *Store) Renew(ctx context.Context, c *idempotency.Claim) error {
+	return s.writeHeld(ctx, "renew",
+		s.bind(s.sql.renew, micros(c.Lease), micros(c.Lease)+micros(c.TTL), c.Hash[:], c.ID[:]))
+}
+
+// MarkEffect implements [idempotency.Store].
+func (s *Store) MarkEffect(ctx context.Context, c *idempotency.Claim) error {
+	return s.writeHeld(ctx, "mark effect", s.bind(s.sql.mark, c.Hash[:], c.ID[:]))
+}
+
+// Settle implements [idempotency.Store].
+func (s *Store) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.Outcome) (idempotency.Row, error) {
+	settle := s.bind(s.sql.settle,
+		int64(o.State), int64(o.Status), o.Header, o.Body, o.State == idempotency.Unknown, micros(c.TTL), c.Hash[:], c.ID[:])
+	read := s.bind(s.sql.read, c.Hash[:])
+	type result struct {
+		row     idempotency.Row
+		settled bool
+	}
+	r, err := within(ctx, "settle", func() (result, error) {
+		row, settled, err := s.writeOrRead(ctx, settle, read)
+		return result{row, settled}, err
+	}, nil)
+	if err != nil {
+		return idempotency.Row{}, err
+	}
+	if r.settled {
+		r.row.Won, r.row.Outcome = true, o
+		return r.row, nil
+	}
+	// The answer to an earlier attempt of this call may have been lost.
+	was := r.row.Outcome
+	r.row.Won = r.row.ID == c.ID && was.State == o.State && was.Status == o.Status &&
+		bytes.Equal(was.Header, o.Header) && bytes.Equal(was.Body, o.Body)
+	return r.row, nil
+}
+
+// Release implements [idempotency.Store].
+func (s *Store) Release(ctx context.Context, c *idempotency.Claim) error {
+	release := s.bind(s.sql.release, c.Hash[:], c.ID[:])
+	read := s.bind(s.sql.read, c.Hash[:])
+	found, err := within(ctx, "release", func() (found bool, err error) {
+		err = s.persist(ctx, func() (bool, error) {
+			n, err := s.exec(ctx, release)
+			if err == nil && n == 0 {
+				_, found, err = s.row(ctx, read)
+			}
+			return true, err
+		})
+		return found, err
+	}, nil)
+	if err == nil && found {
+		return idempotency.ErrLeaseLost
+	}
+	return err
+}
+
+// Sweep implements [idempotency.Sweeper]. It works in small steps, so that
+// other calls are not held up, and returns with what it has done so far when a
+// step fails.
+func (s *Store) Sweep(ctx context.Context, max int) (int, error) {
+	var swept atomic.Int64
+	_, err := within(ctx, "sweep", func() (struct{}, error) {
+		return struct{}{}, s.dialect.sweep(ctx, s, max, &swept)
+	}, nil)
+	return int(swept.Load()), err
+}
+
+// writeOrRead writes a row, or reads the one that is there if the write finds
+// none that it may write.
+func (s *Store) writeOrRead(ctx context.Context, write, read query) (row idempotency.Row, written bool, err error) {
+	err = s.persist(ctx, func() (bool, error) {
+		var err error
+		row, written, err = s.row(ctx, write)
+		if err == nil && !written {
+			row, _, err = s.row(ctx, read)
+		}
+		return true, err
+	})
+	return row, written, err
+}
+
+// writeHeld writes a row that only its holder may write.
+func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
+	n, err := within(ctx, what, func() (n int64, err error) {
+		err = s.persist(ctx, func() (_ bool, err error) {
+			n, err = s.exec(ctx, q)
+			return true, err
+		})
+		return n, err
+	}, nil)
+	if err == nil && n == 0 {
+		return idempotency.ErrLeaseLost
+	}
+	return err
+}
+
+// disown returns what is to be done with a claim that was abandoned when it
+// turns out that it was made, or nobody knows.
+func (s *Store) disown(c *idempotency.Claim) func(idempotency.Row, error) {
+	hash, id := c.Hash, c.ID
+	return func(row idempotency.Row, err error) {
+		var refused interface{ SQLState() string }
+		if errors.As(err, &refused) || err == nil && !row.Won {
+			return // the server said that it wrote nothing
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), disownTimeout)
+		defer cancel()
+		// If this fails the key is held until the lease ends, as after a crash.
+		_, _ = s.exec(ctx, s.bind(s.sql.disown, hash[:], id[:]))
+	}
+}
+
+// inFlight stands for a row that could not be read because others kept writing
+// it: a run in flight that is as likely as not the same request's.
+func inFlight(c *idempotency.Claim) idempotency.Row {
+	row := idempotency.Row{
+		State: idempotency.Processing, Owner: c.Owner, Fingerprint: bytes.Clone(c.Fingerprint),
+		LeaseLeft: c.Lease, AtMostOnce: c.AtMostOnce, Attempt: 1,
+	}
+	for i := range row.ID {
+		row.ID[i] = 0xff // nobody's
+	}
+	return row
+}
+
+// errExhausted says that others were faster as often as a call may try.
+var errExhausted = errors.New("too many conflicts with others at the same time; try again")
+
+// persist runs try until it is done or fails with more than a conflict.
+func (s *Store) persist(ctx context.Context, try func() (done bool, err error)) error {
+	for n := range s.dialect.tries() {
+		if n > 1 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(rand.N(time.Millisecond << min(n, 6))):
+			}
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		done, err := try()
+		if done && err == nil {
+			return nil
+		}
+		if err != nil && !s.dialect.conflict(err) {
+			return err
+		}
+	}
+	return errExhausted
+}
+
+// within runs call on a goroutine of its own and returns its result or, if ctx
+// ends first, an error: a driver may wait for a silent connection for as long
+// as the operating system does. Whatever an abandoned call still returns is
+// passed to abandoned, if there is one. A call must own all that it reads.
+func within[T any](ctx context.Context, what string, call func() (T, error), abandoned func(T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	fail := func(err error) (T, error) {
+		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+		var none T
+		return none, fmt.Errorf("sqlstore: %s: %w", what, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return fail(err)
+	}
+	done := make(chan result, 1)
+	var decided atomic.Bool // by whoever comes first, the result or the end
+	go func() {
+		value, err := call()
+		if decided.CompareAndSwap(false, true) {
+			done <- result{value, err}
+		} else if abandoned != nil {
+			abandoned(value, err)
+		}
+	}()
+	var r result
+	select {
+	case r = <-done:
+	case <-ctx.Done():
+		if decided.CompareAndSwap(false, true) {
+			return fail(ctx.Err())
+		}
+		r = <-done
+	}
+	if r.err != nil {
+		return fail(r.err)
+	}
+	return r.value, nil
+}
+
+// A query is a statement with its arguments, ready to be sent, and independent
+// of what its caller does with them.
+type query struct {
+	statement *statement
+	text      string
+	args      []any
+}
+
+func (s *Store) bind(st *statement, args ...any) query {
+	if s.dialect.literals() && !s.prepared {
+		return query{text: st.literal(args)}
+	}
+	for i, arg := range args {
+		if b, ok := arg.([]byte); ok {
+			// Drivers send a nil slice as NULL.
+			args[i] = append([]byte{}, b...)
+		}
+	}
+	return query{statement: st, text: st.text, args: args}
+}
+
+// row sends a query that returns one row or none.
+func (s *Store) row(ctx context.Context, q query) (idempotency.Row, bool, error) {
+	var r record
+	var err error
+	if s.prepared {
+		var st *sqlx.Stmt
+		if st, err = s.prepare(ctx, q.statement); err == nil {
+			err = st.GetContext(ctx, &r, q.args...)
+		}
+	} else {
+		err = s.db.GetContext(ctx, &r, q.text, q.args...)
+	}
+	if errors.Is(err, sql.ErrNoRows) {
+		return idempotency.Row{}, false, nil
+	}
+	if err != nil {
+		return idempotency.Row{}, false, err
+	}
+	row, err := r.row()
+	return row, err == nil, err
+}
+
+// exec sends a query that returns no rows and returns how many it wrote.
+func (s *Store) exec(ctx context.Context, q query) (int64, error) {
+	var result sql.Result
+	var err error
+	if s.prepared {
+		var st *sqlx.Stmt
+		if st, err = s.prepare(ctx, q.statement); err == nil {
+			result, err = st.ExecContext(ctx, q.args...)
+		}
+	} else {
+		result, err = s.db.ExecContext(ctx, q.text, q.args...)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
+
+// prepare returns the prepared statement, which lives as long as the pool. No
+// lock is held while it is prepared, for that may take for ever.
+func (s *Store) prepare(ctx context.Context, st *statement) (*sqlx.Stmt, error) {
+	if p := st.prepared.Load(); p != nil {
+		return p, nil
+	}
+	p, err := s.db.PreparexContext(ctx, s.db.Rebind(st.text))
+	if err != nil {
+		return nil, err
+	}
+	if !st.prepared.CompareAndSwap(nil, p) {
+		p.Close() // one of another caller's is used
+	}
+	return st.prepared.Load(), nil
+}
+
+// A record is a row as the statements return it.
+type record struct {
+	ClaimID     []byte `db:"claim_id"`
+	Owner       []byte `db:"owner"`
+	Fingerprint []byte `db:"fingerprint"`
+	State       int16  `db:"state"`
+	AtMostOnce  bool   `db:"at_most_once"`
+	Attempt     int    `db:"attempt"`
+	Lapsed      bool   `db:"lapsed"`
+	Expired     bool   `db:"expired"`
+	LeaseLeft   int64  `db:"lease_left"` // microseconds
+	Status      int    `db:"status"`
+	Headers     []byte `db:"headers"`
+	Body        []byte `db:"body"`
+}
+
+func (r *record) row() (idempotency.Row, error) {
+	row := idempotency.Row{
+		State:       idempotency.State(r.State),
+		Fingerprint: r.Fingerprint,
+		Lapsed:      r.Lapsed,
+		Expired:     r.Expired,
+		AtMostOnce:  r.AtMostOnce,
+		LeaseLeft:   time.Duration(r.LeaseLeft) * time.Microsecond,
+		Attempt:     r.Attempt,
+	}
+	if len(r.ClaimID) != len(row.ID) || len(r.Owner) != len(row.Owner) {
+		return idempotency.Row{}, errors.New("the table holds a row that was not written by this package")
+	}
+	copy(row.ID[:], r.ClaimID)
+	copy(row.Owner[:], r.Owner)
+	if row.State != idempotency.Processing {
+		row.Outcome = idempotency.Outcome{State: row.State, Status: r.Status, Header: r.Headers, Body: r.Body}
+	}
+	return row, nil
+}
+
+// micros returns d in microseconds, rounded up: a lease of less than one is not
+// over when it begins.
+func micros(d time.Duration) int64 {
+	return int64((d-1)/time.Microsecond) + 1
+}
