@@ -78,7 +78,7 @@ func encodeHeader(h http.Header, marker string) []byte {
 	b := []byte{headerEncoding}
 	marker = http.CanonicalHeaderKey(marker)
 	for name, values := range sorted(h) {
-		if canonical := http.CanonicalHeaderKey(name); canonical == marker || !recordable(canonical) {
+		if canonical := http.CanonicalHeaderKey(name); marker != "" && canonical == marker || !recordable(canonical) {
 			continue
 		}
 		b = binary.AppendUvarint(appendField(b, name), uint64(len(values)))
