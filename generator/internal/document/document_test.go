@@ -95,6 +95,18 @@ alias: *base
 	}
 }
 
+func TestValuesLeftOutAtTheEndStandInTheLastLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"a:":         `1:1 {1:1 "a": 1:3 null "" }`,
+		"a: 1\r\nb:": `1:1 {1:1 "a": 1:4 a number "1" 2:1 "b": 2:3 null "" }`,
+		"---":        `1:1 null ""`,
+	} {
+		if got := dump(load(t, "a.yaml", text)); got != want {
+			t.Errorf("%q\ngot  %s\nwant %s", text, got, want)
+		}
+	}
+}
+
 // TestBombsStaySmall holds that aliases are shared, not copied.
 func TestBombsStaySmall(t *testing.T) {
 	text := "a0: &a0 [x]\n"

@@ -28,7 +28,7 @@ func parse(name string, data []byte) (*Node, error) {
 	if len(doc.Content) == 0 {
 		return nil, Findings{{Position{name, 1, 1}, "the file is empty; write an OpenAPI document"}}
 	}
-	c := yamlConverter{name: name, nodes: make(map[*yaml.Node]*Node)}
+	c := yamlConverter{name: name, lines: lineCount(data), nodes: make(map[*yaml.Node]*Node)}
 	root := c.convert(doc.Content[0])
 	if len(c.findings) > 0 {
 		return nil, c.findings
@@ -55,18 +55,30 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 		return Finding{pos, "not valid YAML: " + err.Error()}
 	}
 	if line, convErr := strconv.Atoi(m[1]); convErr == nil {
-		pos.Line = min(max(line, 1), bytes.Count(data, []byte("\n"))+1)
+		pos.Line = min(max(line, 1), lineCount(data))
 	}
 	return Finding{pos, "not valid YAML: " + strings.TrimPrefix(err.Error(), m[0])}
 }
 
+// lineCount counts lines as YAML does.
+func lineCount(data []byte) int {
+	return 1 + len(yamlBreak.FindAllIndex(data, -1))
+}
+
+var yamlBreak = regexp.MustCompile("\r\n|[\r\n\u0085\u2028\u2029]")
+
 type yamlConverter struct {
 	name     string
+	lines    int
 	nodes    map[*yaml.Node]*Node // nil while a node is being converted
 	findings Findings
 }
 
-func (c *yamlConverter) pos(y *yaml.Node) Position { return Position{c.name, y.Line, y.Column} }
+func (c *yamlConverter) pos(y *yaml.Node) Position {
+	// A value that is left out at the end of a file stands, for the parser, in
+	// the line below.
+	return Position{c.name, min(y.Line, c.lines), y.Column}
+}
 
 func (c *yamlConverter) reject(y *yaml.Node, format string, args ...any) {
 	c.findings = append(c.findings, Finding{c.pos(y), fmt.Sprintf(format, args...)})

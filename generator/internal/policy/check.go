@@ -3,9 +3,6 @@ package policy
 import (
 	"slices"
 	"strings"
-	"unicode"
-
-	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 )
 
 // checkPolicy rejects values that contradict one another or mean nothing beside
@@ -100,48 +97,4 @@ func (r *resolver) rejectStronger(o *Operation, a, b, format string, args ...any
 		at = o.Origins[b]
 	}
 	r.reject(at.Pos, r.cfg.Extension+": "+format, args...)
-}
-
-// A place is where an operation gets its name.
-type place struct {
-	id           string
-	pos          document.Position
-	method, path string
-}
-
-// checkNames reports operationIds that become one name in Go, if that concerns
-// an annotated operation.
-func (r *resolver) checkNames(operations []Operation, named map[string][]place) {
-	annotated := make(map[string]bool, len(operations))
-	for _, o := range operations {
-		annotated[o.Method+" "+o.Path] = true
-	}
-	for _, places := range named {
-		if len(places) < 2 || !slices.ContainsFunc(places, func(p place) bool { return annotated[p.method+" "+p.path] }) {
-			continue
-		}
-		slices.SortStableFunc(places, func(a, b place) int { return a.pos.Compare(b.pos) })
-		first := places[0]
-		for _, p := range places[1:] {
-			r.reject(p.pos, "operationId %q of %s %s and %q of %s %s at %s become the same name in Go; give one of them another operationId",
-				p.id, p.method, p.path, first.id, first.method, first.path, first.pos)
-		}
-	}
-}
-
-// goName is the name that oapi-codegen's default normaliser makes of an
-// operationId: letters and digits, with a capital after each separator.
-func goName(id string) string {
-	var b strings.Builder
-	capital := true
-	for _, c := range strings.Trim(id, " ") {
-		switch {
-		case unicode.IsLower(c) && capital:
-			b.WriteRune(unicode.ToUpper(c))
-		case unicode.IsLower(c), unicode.IsUpper(c), unicode.IsDigit(c):
-			b.WriteRune(c)
-		}
-		capital = strings.ContainsRune("-#@!$&=.+:;_~ (){}[]|", c)
-	}
-	return b.String()
 }

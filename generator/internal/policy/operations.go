@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
@@ -28,9 +29,9 @@ type pathContext struct {
 	above   *annotation    // the path item's, or nil
 }
 
-func (r *resolver) pathItem(at *document.Member, named map[string][]place) []Operation {
-	item := at.Value
+func (r *resolver) pathItem(at *document.Member) []Operation {
 	ctx := pathContext{path: at.Name}
+	item := at.Value
 	seen := make(map[*document.Node]bool)
 	for item.Kind == document.Object && item.Ref() != nil {
 		ref := item.Ref()
@@ -73,10 +74,6 @@ func (r *resolver) pathItem(at *document.Member, named map[string][]place) []Ope
 		reaches = reaches || inheriting[method]
 		if o := r.operation(&ctx, method, m); o != nil {
 			operations = append(operations, *o)
-		}
-		if id := m.Value.Field("operationId"); id != nil && id.Kind == document.String && ctx.aliasOf == "" {
-			key := goName(id.Value)
-			named[key] = append(named[key], place{id.Value, id.Pos, strings.ToUpper(method), ctx.path})
 		}
 	}
 	if ctx.above != nil && !reaches {
@@ -122,12 +119,8 @@ func (r *resolver) operation(ctx *pathContext, method string, at *document.Membe
 	if applied == nil {
 		applied = above
 	}
-	if applied == nil && r.root != nil {
-		for _, m := range r.root.applyTo {
-			if m == method {
-				applied = r.root
-			}
-		}
+	if applied == nil && r.root != nil && slices.Contains(r.root.applyTo, method) {
+		applied = r.root
 	}
 	switch {
 	case applied == nil:

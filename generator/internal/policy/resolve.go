@@ -34,7 +34,7 @@ type resolver struct {
 	root     *annotation             // nil: none
 	profiles map[string]layer
 	within   string           // what stands between the extension and a field in messages
-	items    []*document.Node // the path items that references led to
+	items    []*document.Node // the path items, where references lead
 }
 
 // A layer is what one level gives.
@@ -48,7 +48,6 @@ type layer struct {
 type annotation struct {
 	layer
 	pos     document.Position
-	bare    bool // true, without fields
 	off     bool // false
 	broken  bool // neither, and rejected
 	profile *document.Node
@@ -78,18 +77,16 @@ func (r *resolver) document() []Operation {
 		r.reject(root.Pos, "the document is %s; write an object with openapi, info and paths", describe(root))
 		return nil
 	}
-	r.readRoot(root)
+	r.root = r.annotation(root, rankRoot, levelRoot)
 	var operations []Operation
-	named := make(map[string][]place)
 	paths := root.Field("paths")
 	for i := range members(paths) {
 		m := &paths.Members[i]
 		if strings.HasPrefix(m.Name, "x-") || paths.Member(m.Name) != m {
 			continue
 		}
-		operations = append(operations, r.pathItem(m, named)...)
+		operations = append(operations, r.pathItem(m)...)
 	}
-	r.checkNames(operations, named)
 	s := strays{r, make(map[visit]bool)}
 	for _, item := range append(r.items, root) {
 		s.object(item, "")
@@ -104,17 +101,6 @@ func members(n *document.Node) []document.Member {
 	return n.Members
 }
 
-func (r *resolver) readRoot(root *document.Node) {
-	a := r.annotation(root, rankRoot, levelRoot)
-	if a == nil {
-		return
-	}
-	if a.bare || a.off {
-		r.reject(a.pos, "%s at the document root only supplies defaults, so true and false mean nothing there; write applyTo: [post, patch] to annotate every POST and PATCH, or remove it", r.cfg.Extension)
-	}
-	r.root = a
-}
-
 // annotation reads the extension's value on owner, or returns nil if there is none.
 func (r *resolver) annotation(owner *document.Node, rank int, level string) *annotation {
 	r.read[owner] = true
@@ -127,7 +113,10 @@ func (r *resolver) annotation(owner *document.Node, rank int, level string) *ann
 	n := m.Value
 	switch n.Kind {
 	case document.Bool:
-		a.bare, a.off = n.Value == "true", n.Value != "true"
+		a.off = n.Value == "false"
+		if rank == rankRoot {
+			r.reject(m.Pos, "%s at the document root only supplies defaults, so true and false mean nothing there; write applyTo: [post, patch] to annotate every POST and PATCH, or remove it", r.cfg.Extension)
+		}
 	case document.Object:
 		if ref := n.Get("$ref"); ref != nil {
 			r.reject(m.Pos, "%s does not follow $ref; name a profile of the document root, or use a YAML anchor", r.cfg.Extension)

@@ -38,7 +38,7 @@ var (
 	}
 	opaque = map[string]bool{
 		"example": true, "examples": true, "default": true, "enum": true, "const": true, "value": true,
-		"pathItems": true,
+		"security": true, "pathItems": true,
 	}
 )
 
