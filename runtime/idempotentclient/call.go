@@ -41,9 +41,7 @@ func (c *Config) Start(op *Operation, req *http.Request) *Call {
 	ctx := req.Context()
 	if given, ok := ctx.Value(contextKey{}).(*givenKey); ok {
 		call.key, call.given = given.key, true
-		target := *req.URL
-		target.User, target.RawQuery, target.Fragment = nil, "", ""
-		if !given.bind(req.Method + " " + target.String()) {
+		if !given.bind(req.Method + " " + req.URL.String()) {
 			call.err = notSent("the key in the context was used for another method or URL; give each call its own with WithKey")
 			return call
 		}
@@ -140,11 +138,9 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 		if got.resp != nil {
 			got.resp.Body.Close()
 		}
-		timer := time.NewTimer(wait)
 		select {
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil, &Error{Key: c.key, Attempts: number, Err: ctx.Err()}
 		}
 	}

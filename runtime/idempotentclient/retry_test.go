@@ -41,6 +41,7 @@ func TestWhichAnswersAreRepeated(t *testing.T) {
 		{"in flight, fragment", problem(409, "https://example.com/problems#idempotency-in-flight"), true},
 		{"in flight, application/json", body(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "application/json; charset=utf-8"), true},
 		{"in flight, as text", body(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "text/plain"), false},
+		{"in flight, as text of known length", body(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "text/plain", "Content-Length", "32"), false},
 		{"in flight, but 422", problem(422, urn+"idempotency-in-flight"), false},
 		{"not quite in flight", problem(409, urn+"not-idempotency-in-flight"), false},
 		{"in flight in the middle", problem(409, "https://example.com/idempotency-in-flight/no"), false},
@@ -302,14 +303,16 @@ func TestOneAttempt(t *testing.T) {
 // unrewindable hides from http.NewRequest how to rewind a reader.
 type unrewindable struct{ io.Reader }
 
+// replaceBody leaves GetBody the old body's, as careless editors do.
+func replaceBody(text string) editor {
+	return func(_ context.Context, r *http.Request) error {
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
+		return nil
+	}
+}
+
 func TestBodies(t *testing.T) {
 	large := strings.Repeat("x", 100)
-	replace := func(text string) editor {
-		return func(_ context.Context, r *http.Request) error {
-			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
-			return nil // and r.GetBody is still the old body's
-		}
-	}
 	for _, test := range []struct {
 		name     string
 		body     io.Reader
@@ -323,8 +326,8 @@ func TestBodies(t *testing.T) {
 		{"buffered", unrewindable{strings.NewReader("order")}, nil, 4, "order"},
 		{"buffered, at the limit", unrewindable{strings.NewReader(large[:64])}, nil, 4, large[:64]},
 		{"over the limit", unrewindable{strings.NewReader(large)}, nil, 1, large},
-		{"replaced by an editor", strings.NewReader("order"), []editor{replace("sealed")}, 4, "sealed"},
-		{"replaced by an editor, over the limit", strings.NewReader("order"), []editor{replace(large)}, 1, large},
+		{"replaced by an editor", strings.NewReader("order"), []editor{replaceBody("sealed")}, 4, "sealed"},
+		{"replaced by an editor, over the limit", strings.NewReader("order"), []editor{replaceBody(large)}, 1, large},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			server := &memory{answers: []http.HandlerFunc{answer(503)}}
@@ -391,10 +394,10 @@ func TestABodyThatCannotBeOpenedAgain(t *testing.T) {
 
 type closing struct {
 	io.Reader
-	closed bool
+	closed int
 }
 
-func (c *closing) Close() error { c.closed = true; return nil }
+func (c *closing) Close() error { c.closed++; return nil }
 
 func TestTheRequestBodyIsClosed(t *testing.T) {
 	for name, ctx := range map[string]context.Context{
@@ -405,11 +408,27 @@ func TestTheRequestBodyIsClosed(t *testing.T) {
 			b := &closing{Reader: strings.NewReader("order")}
 			c := api{Client: &memory{answers: []http.HandlerFunc{answer(201)}}}
 			c.CreateOrder(ctx, "", b)
-			if !b.closed {
+			if b.closed == 0 {
 				t.Fatal("the body is still open")
 			}
 		})
 	}
+}
+
+func TestTheContextForgetsTheCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		b := &closing{Reader: strings.NewReader("order")}
+		c := api{Client: &memory{answers: []http.HandlerFunc{answer(201)}}}
+		if _, err := c.CreateOrder(ctx, "", b); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		synctest.Wait()
+		if b.closed != 1 {
+			t.Fatalf("the body was closed %d times", b.closed)
+		}
+	})
 }
 
 func TestAnObserverHearsEachAttempt(t *testing.T) {

@@ -73,6 +73,18 @@ func TestTransportFollowsARedirectWithOneKey(t *testing.T) {
 	}
 }
 
+func TestTransportCountsBehindARedirect(t *testing.T) {
+	url, seen := wire(t, say(http11(307, "", "Location", "/elsewhere")), busy, resetAfterReading, busy) // the last by net/http itself
+	three := idempotentclient.NewConfig(idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 3, Base: time.Millisecond}))
+	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport, Config: three}}
+	resp, err := client.Post(url, "text/plain", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+}
+
 func TestTransportLeavesOtherRequestsAlone(t *testing.T) {
 	url, seen := wire(t, busy)
 	onlyOrders := func(r *http.Request) *idempotentclient.Operation {
@@ -118,6 +130,15 @@ func TestTransportBelowAGeneratedMethodPassesThrough(t *testing.T) {
 	}
 	drain(t, resp)
 	seen.oneKey(t, 4, "order")
+
+	natural := idempotentclient.Operation{Natural: true, NoRetry: true}
+	if resp, err = c.call(t.Context(), &natural, "/", "", nil); err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	if requests := seen.requests()[4:]; len(requests) != 1 || len(requests[0].keys) != 0 {
+		t.Fatalf("of a natural operation the server saw %v", requests)
+	}
 }
 
 func TestTransportClosesTheBodyItDoesNotSend(t *testing.T) {
@@ -127,7 +148,7 @@ func TestTransportClosesTheBodyItDoesNotSend(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = (&http.Client{Transport: &idempotentclient.Transport{}}).Do(req)
-	if !errors.Is(err, idempotentclient.ErrNotSent) || !b.closed {
+	if !errors.Is(err, idempotentclient.ErrNotSent) || b.closed == 0 {
 		t.Fatalf("got %v, closed: %v", err, b.closed)
 	}
 }

@@ -165,6 +165,22 @@ func TestWhatNetHTTPRepeatsCountsAsAttempts(t *testing.T) {
 	}
 }
 
+func TestNetHTTPNeverRepeatsABodyThatAnEditorReplaced(t *testing.T) {
+	url, seen := wire(t, busy, resetAfterReading, busy)
+	c := api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(idempotentclient.NoRetry())}
+	for range 2 { // the second on the connection of the first
+		resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("orders"), replaceBody("sealed"))
+		if err == nil {
+			drain(t, resp)
+		}
+	}
+	for _, r := range seen.requests() {
+		if r.body != "sealed" {
+			t.Fatalf("the server saw %v", seen.requests())
+		}
+	}
+}
+
 // A retrier is a client that sends each request four times, and counts them.
 type retrier struct {
 	*http.Client
