@@ -47,6 +47,10 @@ func (c *Config) Start(op *Operation, req *http.Request) *Call {
 		}
 	} else if values := slices.DeleteFunc(fieldValues(req.Header, call.header()), absent); len(values) > 0 {
 		call.key, call.given = values[0], true
+		if len(slices.Compact(values)) > 1 {
+			call.err = notSent("the request has more than one idempotency key; give one")
+			return call
+		}
 	} else {
 		generate := UUIDv4
 		if c.generate != nil {
@@ -72,18 +76,14 @@ func (c *Call) settleKey() error {
 	}
 	values := fieldValues(c.req.Header, c.header())
 	others := slices.DeleteFunc(slices.Clone(values), func(v string) bool { return v == c.key })
-	switch {
-	case c.given && (len(values) == 0 || len(others) > 0):
-		return notSent("a request editor changed the field %s, whose key the caller gave; leave it alone or give no key", c.header())
-	case c.given:
-	default:
-		others = slices.DeleteFunc(others, absent)
-		if len(others) > 1 {
-			return notSent("request editors gave the field %s more than one key; give one", c.header())
+	if c.given {
+		if len(values) == 0 || len(others) > 0 {
+			return notSent("a request editor changed the field %s, whose key the caller gave; leave it alone or give no key", c.header())
 		}
-		if len(others) == 1 {
-			c.key = others[0]
-		}
+	} else if others = slices.DeleteFunc(others, absent); len(others) > 1 {
+		return notSent("request editors gave the field %s more than one key; give one", c.header())
+	} else if len(others) == 1 {
+		c.key = others[0]
 	}
 	setField(c.req.Header, c.header(), c.key)
 	return checkKey(c.key)

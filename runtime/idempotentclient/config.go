@@ -96,8 +96,9 @@ func WithRetry(r Retry) Option {
 	return func(c *Config) { c.retry = r }
 }
 
-// NoRetry makes every call one attempt. It still carries a key. See
-// [WithoutRetry] for one call.
+// NoRetry makes every call one attempt, which still carries a key. (net/http may
+// send it again by itself, see the package comment.) For a single call there is
+// [WithoutRetry].
 func NoRetry() Option {
 	return func(c *Config) { c.noRetry = true }
 }

@@ -47,9 +47,10 @@ func (k *givenKey) bind(target string) bool {
 
 const nilUUID = "00000000-0000-0000-0000-000000000000"
 
-// absent reports whether a value of the header field stands for no key.
+// absent reports whether a value of the header field, quoted or not, stands for
+// no key.
 func absent(key string) bool {
-	key = strings.TrimSpace(key)
+	key = strings.Trim(key, " \t\"")
 	return key == "" || key == nilUUID
 }
 

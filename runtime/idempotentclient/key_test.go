@@ -64,6 +64,8 @@ func TestTheFirstSourceGivesTheKey(t *testing.T) {
 		{name: "context over param", config: generated, ctx: with("ctx"), param: "param", want: "ctx"},
 
 		{name: "nil UUID in param", param: nilUUID, want: "v4"},
+		{name: "quoted nil UUID in param", param: `"` + nilUUID + `"`, want: "v4"},
+		{name: "quoted param", param: `"param"`, want: `"param"`},
 		{name: "blank param", param: " ", want: "v4"},
 		{name: "generated key removed", editors: []editor{removeKey}, want: "v4"},
 		{name: "generated key blanked", editors: []editor{setKey(" ")}, want: "v4"},

@@ -15,7 +15,8 @@ import (
 // Transport is in use; it is then safe for concurrent use.
 //
 // Requests of generated methods pass through: they are repeated by their own
-// call.
+// call. What retries above a Transport makes another call each time, with
+// another key, unless the context has one (see [WithKey]).
 type Transport struct {
 	// Base sends the attempts. Nil: http.DefaultTransport.
 	Base http.RoundTripper

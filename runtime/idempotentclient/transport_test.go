@@ -33,6 +33,17 @@ func TestTransportKeepsOneKey(t *testing.T) {
 	}
 }
 
+func TestTransportRefusesTwoKeys(t *testing.T) {
+	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header["Idempotency-Key"] = []string{"a", "b"}
+	if _, err := (&http.Client{Transport: &idempotentclient.Transport{}}).Do(req); !errors.Is(err, idempotentclient.ErrNotSent) {
+		t.Fatalf("got %v, want ErrNotSent", err)
+	}
+}
+
 func TestTransportRefusals(t *testing.T) {
 	url, _ := wire(t, say(http11(422, `{"type":"urn:x:idempotency-key-reused"}`, "Content-Type", "application/problem+json")))
 	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport}, Timeout: 30 * time.Second}
