@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator"
 )
 
 // Exit codes.
@@ -52,14 +54,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = verb.run(ctx, args, stdout, stderr)
 	}
 	var usage usageError
+	var findings generator.Findings
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &findings):
+		fmt.Fprintln(stderr, findings) // each line begins with its file
+		return exitFailure
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "oapi-idempotent: %s\nRun 'oapi-idempotent -h' for help.\n", usage.message)
 		return exitUsage
 	default:
-		fmt.Fprintln(stderr, err)
+		fmt.Fprintf(stderr, "oapi-idempotent: %v\n", err)
 		return exitFailure
 	}
 }
