@@ -24,8 +24,8 @@
 // at most [Retry].MaxAttempts times. A 409 is repeated when its problem type
 // says that the first request is still in flight; such answers do not count as
 // attempts, so that a call can outlive another's lease. Nothing is repeated
-// after any other answer, a replayed one, one that says that the outcome is
-// unknown, or once the context is done; nor after an error that another attempt
+// after any other answer, a replayed one that came whole, one that says that the
+// outcome is unknown, or once the context is done; nor after an error that another attempt
 // cannot mend, such as a certificate that does not verify.
 //
 // The wait before attempt n+1 is random between zero and Base doubled n-1 times,
