@@ -43,7 +43,7 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 		db:       sqlx.NewDb(db, "sqlite"),
 		dialect:  sqlite{},
 		table:    o.table,
-		prepared: o.prepared,
+		prepared: true, // parsing is what a statement costs, and no pooler is in between
 		sql: newStatements(
 			"{table}", o.table.String(),
 			"{now}", sqliteNow,

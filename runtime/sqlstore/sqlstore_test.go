@@ -1,7 +1,6 @@
 package sqlstore_test
 
 import (
-	"context"
 	"crypto/rand"
 	"database/sql"
 	"fmt"
@@ -153,27 +152,15 @@ func isolatedDB(t *testing.T, level string) *sql.DB {
 	return db
 }
 
+// sqliteDB returns a pool on a new file.
 func sqliteDB(t *testing.T) *sql.DB {
 	t.Helper()
-	return open(t, "sqlite", sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "a file with ? # % and spaces.db")))
+	db := open(t, "sqlite", sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "a file with ? # % and spaces.db")))
+	db.SetMaxOpenConns(8)
+	db.SetMaxIdleConns(8)
+	return db
 }
 
 func TestSQLite(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) idempotency.Store { return newSQLite(t, sqliteDB(t)) })
 }
-
-func TestSQLitePrepared(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) idempotency.Store {
-		return newSQLite(t, sqliteDB(t), sqlstore.WithPreparedStatements())
-	})
-}
-
-func TestSQLiteInMemory(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) idempotency.Store {
-		db := open(t, "sqlite", ":memory:")
-		db.SetMaxOpenConns(1)
-		return newSQLite(t, db)
-	})
-}
-
-var _ context.Context

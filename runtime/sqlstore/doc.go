@@ -1,0 +1,48 @@
+// Package sqlstore keeps claims and outcomes in one table of an SQL database,
+// through the application's own database/sql pool.
+//
+//	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
+//	store, err := sqlstore.NewPostgres(db)
+//	err = store.Migrate(ctx) // or apply what DDL returns
+//
+// or, embedded:
+//
+//	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN("keys.db")) // modernc.org/sqlite
+//	store, err := sqlstore.NewSQLite(db)
+//	err = store.Migrate(ctx)
+//
+// The package imports no driver. Call [Store.Sweep] now and then: expired rows
+// count as absent, but nothing else deletes them.
+//
+// # PostgreSQL
+//
+// Version 14 or newer, with lz4. A claim, a settlement and a replay take one
+// trip each; a takeover takes one more. Statements go by the simple protocol,
+// with every value as a hexadecimal or numeric literal, and leave nothing in a
+// session: the pool may lead through PgBouncer in transaction mode. With pgx's
+// stdlib package behind a pooler, set default_query_exec_mode=simple_protocol.
+// Where the pool connects directly, [WithPreparedStatements] is faster. A server
+// that logs statements logs recorded bodies, in hexadecimal.
+//
+// The pool must lead to the primary. A read replica lags behind the claims, and
+// a key would be claimed twice. For the same reason a claim that was committed
+// with synchronous_commit off may be forgotten in a crash: leave it on.
+//
+// The database's default isolation may be any; conflicts are retried.
+//
+// # SQLite
+//
+// One process writes at a time, and the others wait; so this is for one machine
+// and moderate traffic. Replays do not wait. [NewSQLite] refuses a pool that
+// would lose claims. While the application holds a writing transaction open,
+// claims wait for it: a handler that calls the store from within its own
+// transaction waits for itself until its context ends.
+//
+// # Contexts
+//
+// Every call returns when its context ends, also on a connection that has gone
+// silent, and with a context that never ends it may never return. An abandoned
+// call goes on in the background until its driver gives up, and holds its
+// connection for as long: bound that with a dialer's timeouts or the operating
+// system's (for lib/pq, keepalives), and bound the pool with SetMaxOpenConns.
+package sqlstore

@@ -1,0 +1,128 @@
+package sqlstore_test
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// A proxy stands between a pool and PostgreSQL. It counts the client's trips
+// and can fall silent, as a network does that drops packets.
+type proxy struct {
+	listener net.Listener
+	backend  string
+	// trips counts the client's messages that the server answers with "ready
+	// for query": Query and Sync.
+	trips atomic.Int64
+
+	mu     sync.Mutex
+	resume chan struct{} // not nil: silent until closed
+	conns  []net.Conn
+}
+
+// newProxy returns a proxy to the server of dsn, and the DSN that leads
+// through it.
+func newProxy(t *testing.T, dsn string) (*proxy, string) {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: listener, backend: u.Host}
+	go p.serve()
+	t.Cleanup(func() {
+		listener.Close()
+		p.speak()
+		p.cut()
+	})
+	u.Host = listener.Addr().String()
+	return p, u.String()
+}
+
+func (p *proxy) serve() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.backend)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, client, server)
+		p.mu.Unlock()
+		go p.forward(server, client, true)
+		go p.forward(client, server, false)
+	}
+}
+
+// forward copies messages: a client's first has no type.
+func (p *proxy) forward(to, from net.Conn, client bool) {
+	defer to.Close()
+	defer from.Close()
+	for first := client; ; first = false {
+		head := make([]byte, 5)
+		if first {
+			head = head[:4]
+		}
+		if _, err := io.ReadFull(from, head); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[len(head)-4:])-4)
+		if _, err := io.ReadFull(from, body); err != nil {
+			return
+		}
+		p.await()
+		if client && !first && (head[0] == 'Q' || head[0] == 'S') {
+			p.trips.Add(1)
+		}
+		if _, err := to.Write(append(head, body...)); err != nil {
+			return
+		}
+	}
+}
+
+// await returns when the proxy is not silent.
+func (p *proxy) await() {
+	p.mu.Lock()
+	resume := p.resume
+	p.mu.Unlock()
+	if resume != nil {
+		<-resume
+	}
+}
+
+func (p *proxy) silence() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.resume = make(chan struct{})
+}
+
+func (p *proxy) speak() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.resume != nil {
+		close(p.resume)
+		p.resume = nil
+	}
+}
+
+// cut breaks every connection.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.conns {
+		conn.Close()
+	}
+	p.conns = nil
+}
