@@ -11,6 +11,7 @@ import (
 	"go/parser"
 	"go/scanner"
 	"go/token"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,12 +57,14 @@ func Parse(source string, taken []string) (*File, error) {
 	}
 	for _, spec := range f.ast.Imports {
 		path, _ := strconv.Unquote(spec.Path.Value)
-		name := path[strings.LastIndexByte(path, '/')+1:]
+		name := packageName(path)
 		if spec.Name != nil {
 			name = spec.Name.Name
 		}
-		f.imports[path] = name
-		f.taken[name] = true
+		if name != "_" && name != "." {
+			f.imports[path] = name
+			f.taken[name] = true
+		}
 	}
 	if err := f.shadowedImports(); err != nil {
 		return nil, err
@@ -180,7 +183,7 @@ func (f *File) Import(path string) string {
 	if name, ok := f.imports[path]; ok {
 		return name
 	}
-	base := path[strings.LastIndexByte(path, '/')+1:]
+	base := packageName(path)
 	name := base
 	for f.taken[name] {
 		name += "_"
@@ -193,6 +196,14 @@ func (f *File) Import(path string) string {
 	}
 	f.insert(f.ast.Name.End(), "\n\nimport "+spec)
 	return name
+}
+
+var versionSuffix = regexp.MustCompile(`[/.]v[0-9]+$`)
+
+// packageName returns the name that a package has by convention.
+func packageName(path string) string {
+	path = versionSuffix.ReplaceAllString(path, "")
+	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
 // Source returns the edited file with section at its end. Unless raw, its
