@@ -1,3 +1,5 @@
+//go:build unix
+
 // Package pgtest gives tests a real PostgreSQL.
 //
 // [DSN] returns a fresh database on the server that OAPI_IDEMPOTENT_TEST_DSN

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
@@ -86,650 +87,385 @@ var promises = []promise{
 	{"a context that has ended is an error and writes nothing", endedContext},
 }
 
-func claimWins(ctx context.Context, s idempotency.Store) error {
+func claimWins(k *check) {
 	c := newClaim()
-	row, err := s.Claim(ctx, c)
-	if err != nil {
-		return err
-	}
-	return same(row, idempotency.Row{Won: true, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1})
+	row := k.claim(c)
+	k.same(row, idempotency.Row{Won: true, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1})
 }
 
-func claimReads(ctx context.Context, s idempotency.Store) error {
+func claimReads(k *check) {
 	c := newClaim()
 	c.AtMostOnce = true
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	return same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, AtMostOnce: true, Attempt: 1})
+	k.win(c)
+	row := k.peek(c)
+	k.same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, AtMostOnce: true, Attempt: 1})
 }
 
-func keysAreSeparate(ctx context.Context, s idempotency.Store) error {
+func keysAreSeparate(k *check) {
 	a, b := newClaim(), newClaim()
 	// The least difference that two hashes can have.
 	b.Hash = a.Hash
 	b.Hash[31] ^= 1
-	if err := win(ctx, s, a); err != nil {
-		return err
-	}
-	if err := win(ctx, s, b); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, a, answer); err != nil {
-		return err
-	}
-	return holds(ctx, s, b)
+	k.win(a)
+	k.win(b)
+	k.settle(a, answer)
+	k.holds(b)
 }
 
-func oneClaimWins(ctx context.Context, s idempotency.Store) error {
+func oneClaimWins(k *check) {
 	for range 3 {
 		key := newClaim()
-		rows, err := together(100, func(int) (idempotency.Row, error) { return s.Claim(ctx, rival(key)) })
-		if err != nil {
-			return err
-		}
-		won := winners(rows)
-		if len(won) != 1 {
-			return fmt.Errorf("%d of 100 claims won", len(won))
-		}
-		want := won[0]
-		want.Won = false
-		for _, row := range rows {
-			if row.Won {
-				continue
-			}
-			if err := same(row, want); err != nil {
-				return fmt.Errorf("a loser did not read the winner's row: %w", err)
-			}
-		}
+		rows := together(k, 100, func() (idempotency.Row, error) { return k.store.Claim(k.ctx, rival(key)) })
+		k.oneWinner(rows)
 	}
-	return nil
 }
 
-func claimsAndReleases(ctx context.Context, s idempotency.Store) error {
+func claimsAndReleases(k *check) {
 	key := newClaim()
-	wins, err := together(16, func(int) (int, error) {
+	wins := together(k, 16, func() (int, error) {
 		won := 0
 		for range 25 {
 			c := rival(key)
-			row, err := s.Claim(ctx, c)
+			row, err := k.store.Claim(k.ctx, c)
 			switch {
 			case err != nil:
 				return won, err
 			case row.IsZero():
-				return won, errors.New("Claim returned a zero row")
+				return won, errors.New("a claim read a zero row")
 			case row.State != idempotency.Processing:
-				return won, fmt.Errorf("Claim read a state that nobody wrote: %s", show(row))
+				return won, fmt.Errorf("a claim read a state that nobody wrote: %s", show(row))
 			case row.Won:
 				won++
-				if err := s.Release(ctx, c); err != nil {
-					return won, fmt.Errorf("Release: %w", err)
+				if err := k.store.Release(k.ctx, c); err != nil {
+					return won, err
 				}
 			case row.Lapsed:
-				return won, fmt.Errorf("Claim read a lapsed row: %s", show(row))
+				return won, fmt.Errorf("a claim read a lapsed row: %s", show(row))
 			}
 		}
 		return won, nil
 	})
-	if err != nil {
-		return err
+	if slices.Max(wins) == 0 {
+		k.fail("no claim won")
 	}
-	for _, won := range wins {
-		if won > 0 {
-			return nil
-		}
-	}
-	return errors.New("no claim won")
 }
 
-func resentClaim(ctx context.Context, s idempotency.Store) error {
+func resentClaim(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := win(ctx, s, c); err != nil {
-		return fmt.Errorf("sent again: %w", err)
-	}
-	return holds(ctx, s, c)
+	k.win(c)
+	k.win(c)
+	k.holds(c)
 }
 
-func claimNeverReplaces(ctx context.Context, s idempotency.Store) error {
+func claimNeverReplaces(k *check) {
 	lapsed := brieflyHeld()
-	if err := win(ctx, s, lapsed); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, lapsed); err != nil {
-		return err
-	}
-	if err := holds(ctx, s, lapsed); err != nil {
-		return err
-	}
+	k.win(lapsed)
+	k.awaitLapsed(lapsed)
+	k.holds(lapsed)
 	expired := newClaim()
 	expired.TTL = brief
-	if err := win(ctx, s, expired); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, expired, answer); err != nil {
-		return err
-	}
-	if err := awaitExpired(ctx, s, expired); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, expired)
-	if err != nil {
-		return err
-	}
+	k.win(expired)
+	k.settle(expired, answer)
+	k.awaitExpired(expired)
+	row := k.peek(expired)
 	if row.ID != expired.ID || row.State != idempotency.Completed {
-		return fmt.Errorf("an expired row was not returned as it is: %s", show(row))
+		k.fail("an expired row was not returned as it is: %s", show(row))
 	}
-	return sameOutcome(row.Outcome, answer)
+	k.sameOutcome(row.Outcome, answer)
 }
 
-func rowKeepsClaim(ctx context.Context, s idempotency.Store) error {
+func rowKeepsClaim(k *check) {
 	for size := 0; size <= 128; size += 32 {
 		c := newClaim()
 		c.Fingerprint = bytes.Repeat([]byte{0, 0xff, '\'', '\\'}, 32)[:size]
 		c.Operation = "POST /o'rders/\\{id}\x00\xff;--"
 		c.Key = "k'\\\"\x00\xfe\xff$1?"
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
-		row, err := peek(ctx, s, c)
-		if err != nil {
-			return err
-		}
-		if err := same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1}); err != nil {
-			return err
-		}
+		k.win(c)
+		row := k.peek(c)
+		k.same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1})
 	}
-	return nil
 }
 
-func slicesAreCopied(ctx context.Context, s idempotency.Store) error {
+func slicesAreCopied(k *check) {
 	c := newClaim()
 	want := *c
 	want.Fingerprint = bytes.Clone(c.Fingerprint)
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
 	o := answer
 	o.Header, o.Body = bytes.Clone(answer.Header), bytes.Clone(answer.Body)
-	if err := settle(ctx, s, c, o); err != nil {
-		return err
-	}
+	k.settle(c, o)
 	for _, b := range [][]byte{c.Fingerprint, o.Header, o.Body} {
 		clear(b)
 	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	row := k.peek(c)
 	if !bytes.Equal(row.Fingerprint, want.Fingerprint) {
-		return errors.New("the row changed with its caller's fingerprint")
+		k.fail("the row changed with its caller's fingerprint")
 	}
-	return sameOutcome(row.Outcome, answer)
+	k.sameOutcome(row.Outcome, answer)
 }
 
-func clock(ctx context.Context, s idempotency.Store) error {
+func clock(k *check) {
 	held := newClaim()
-	if err := win(ctx, s, held); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, held)
-	if err != nil {
-		return err
-	}
+	k.win(held)
+	row := k.peek(held)
 	// Half a lease is more than a test takes and less than a clock is off.
 	if row.Lapsed || row.Expired || row.LeaseLeft < held.Lease/2 || row.LeaseLeft > held.Lease {
-		return fmt.Errorf("a lease of %v that has just begun reads as %s", held.Lease, show(row))
+		k.fail("a lease of %v that has just begun reads as %s", held.Lease, show(row))
 	}
 	short := brieflyHeld()
 	short.TTL = brief
-	if err := win(ctx, s, short); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, short); err != nil {
-		return err
-	}
-	row, err = peek(ctx, s, short)
-	if err != nil {
-		return err
-	}
+	k.win(short)
+	k.awaitLapsed(short)
+	row = k.peek(short)
 	if row.LeaseLeft != 0 {
-		return fmt.Errorf("a lapsed lease has time left: %s", show(row))
+		k.fail("a lapsed lease has time left: %s", show(row))
 	}
-	return awaitExpired(ctx, s, short)
+	k.awaitExpired(short)
 }
 
-func takeoverOfLapsed(ctx context.Context, s idempotency.Store) error {
+func takeoverOfLapsed(k *check) {
 	first := brieflyHeld()
-	if err := win(ctx, s, first); err != nil {
-		return err
-	}
+	k.win(first)
 	for attempt := 2; attempt <= 3; attempt++ {
-		if err := awaitLapsed(ctx, s, first); err != nil {
-			return err
-		}
+		k.awaitLapsed(first)
 		next := rival(first)
 		next.Lease = brief
-		row, err := s.Takeover(ctx, next, first.ID)
-		if err != nil {
-			return err
-		}
+		row := k.takeover(next, first.ID)
 		want := idempotency.Row{Won: true, ID: next.ID, Owner: next.Owner, Fingerprint: next.Fingerprint, Attempt: attempt}
-		if err := same(row, want); err != nil {
-			return err
-		}
-		if row, err = peek(ctx, s, first); err != nil {
-			return err
-		}
+		k.same(row, want)
+		row = k.peek(first)
 		want.Won = false
-		if err := same(row, want); err != nil {
-			return fmt.Errorf("read again: %w", err)
-		}
+		k.same(row, want)
 		first = next
 	}
-	return nil
 }
 
-func takeoverOfExpired(ctx context.Context, s idempotency.Store) error {
+func takeoverOfExpired(k *check) {
 	for _, state := range []idempotency.State{idempotency.Processing, idempotency.Completed, idempotency.NotReplayable} {
 		old := brieflyHeld()
 		old.TTL = brief
-		if err := win(ctx, s, old); err != nil {
-			return err
-		}
+		k.win(old)
 		if state != idempotency.Processing {
 			o := answer
 			o.State = state
-			if err := settle(ctx, s, old, o); err != nil {
-				return err
-			}
+			k.settle(old, o)
 		}
-		if err := awaitExpired(ctx, s, old); err != nil {
-			return err
-		}
+		k.awaitExpired(old)
 		next := rival(old)
 		next.AtMostOnce = true
-		row, err := s.Takeover(ctx, next, old.ID)
-		if err != nil {
-			return err
-		}
+		row := k.takeover(next, old.ID)
 		want := idempotency.Row{Won: true, ID: next.ID, Owner: next.Owner, Fingerprint: next.Fingerprint, AtMostOnce: true, Attempt: 1}
-		if err := same(row, want); err != nil {
-			return fmt.Errorf("state %d: %w", state, err)
-		}
-		if row, err = peek(ctx, s, next); err != nil {
-			return err
-		}
+		k.same(row, want)
+		row = k.peek(next)
 		want.Won = false
-		if err := same(row, want); err != nil {
-			return fmt.Errorf("state %d, read again: %w", state, err)
-		}
+		k.same(row, want)
 		if row.Expired {
-			return fmt.Errorf("state %d: the new claim is expired: %s", state, show(row))
+			k.fail("state %d: the new claim is expired: %s", state, show(row))
 		}
 	}
-	return nil
 }
 
 // takeoverLoses checks that a takeover of the claim seen loses and reads the
 // row that is there.
-func takeoverLoses(ctx context.Context, s idempotency.Store, c *idempotency.Claim, seen idempotency.ClaimID) error {
-	before, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	row, err := s.Takeover(ctx, rival(c), seen)
-	if err != nil {
-		return err
-	}
-	if err := same(row, before); err != nil {
-		return fmt.Errorf("the loser did not read the row that is there: %w", err)
-	}
-	after, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	return same(after, before)
+func (k *check) takeoverLoses(c *idempotency.Claim, seen idempotency.ClaimID) {
+	before := k.peek(c)
+	row := k.takeover(rival(c), seen)
+	k.same(row, before)
+	after := k.peek(c)
+	k.same(after, before)
 }
 
-func takeoverOfLive(ctx context.Context, s idempotency.Store) error {
+func takeoverOfLive(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := takeoverLoses(ctx, s, c, c.ID); err != nil {
-		return fmt.Errorf("processing: %w", err)
-	}
-	if err := settle(ctx, s, c, answer); err != nil {
-		return err
-	}
-	if err := takeoverLoses(ctx, s, c, c.ID); err != nil {
-		return fmt.Errorf("completed: %w", err)
-	}
-	return nil
+	k.win(c)
+	k.takeoverLoses(c, c.ID)
+	k.settle(c, answer)
+	k.takeoverLoses(c, c.ID)
 }
 
-func takeoverOfAtMostOnce(ctx context.Context, s idempotency.Store) error {
+func takeoverOfAtMostOnce(k *check) {
 	claimed := brieflyHeld()
 	claimed.AtMostOnce = true
 	claimed.TTL = brief
 	marked := brieflyHeld()
 	marked.TTL = brief
 	for _, c := range []*idempotency.Claim{claimed, marked} {
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
+		k.win(c)
 	}
-	if err := s.MarkEffect(ctx, marked); err != nil {
-		return err
-	}
+	k.mark(marked)
 	for _, c := range []*idempotency.Claim{claimed, marked} {
-		if err := awaitLapsed(ctx, s, c); err != nil {
-			return err
-		}
-		if err := takeoverLoses(ctx, s, c, c.ID); err != nil {
-			return err
-		}
+		k.awaitLapsed(c)
+		k.takeoverLoses(c, c.ID)
 	}
-	return nil
 }
 
-func takeoverOfUnseen(ctx context.Context, s idempotency.Store) error {
+func takeoverOfUnseen(k *check) {
 	c := brieflyHeld()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, c); err != nil {
-		return err
-	}
-	return takeoverLoses(ctx, s, c, newClaim().ID)
+	k.win(c)
+	k.awaitLapsed(c)
+	k.takeoverLoses(c, newClaim().ID)
 }
 
-func takeoverOfNothing(ctx context.Context, s idempotency.Store) error {
+func takeoverOfNothing(k *check) {
 	c := newClaim()
-	row, err := s.Takeover(ctx, c, newClaim().ID)
-	if err != nil {
-		return err
-	}
+	row := k.takeover(c, newClaim().ID)
 	if row.Won || !row.IsZero() {
-		return fmt.Errorf("got %s", show(row))
+		k.fail("got %s", show(row))
 	}
-	return win(ctx, s, c)
+	k.win(c)
 }
 
-func resentTakeover(ctx context.Context, s idempotency.Store) error {
+func resentTakeover(k *check) {
 	old := brieflyHeld()
-	if err := win(ctx, s, old); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, old); err != nil {
-		return err
-	}
+	k.win(old)
+	k.awaitLapsed(old)
 	next := rival(old)
 	for range 2 {
-		row, err := s.Takeover(ctx, next, old.ID)
-		if err != nil {
-			return err
-		}
+		row := k.takeover(next, old.ID)
 		want := idempotency.Row{Won: true, ID: next.ID, Owner: next.Owner, Fingerprint: next.Fingerprint, Attempt: 2}
-		if err := same(row, want); err != nil {
-			return err
-		}
+		k.same(row, want)
 	}
-	return nil
 }
 
-func takeoverComparesNothing(ctx context.Context, s idempotency.Store) error {
+func takeoverComparesNothing(k *check) {
 	old := brieflyHeld()
-	if err := win(ctx, s, old); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, old); err != nil {
-		return err
-	}
+	k.win(old)
+	k.awaitLapsed(old)
 	other := rival(old)
-	row, err := s.Takeover(ctx, other, old.ID)
-	if err != nil {
-		return err
-	}
+	row := k.takeover(other, old.ID)
 	if !row.Won {
-		return fmt.Errorf("another fingerprint and owner lost: %s", show(row))
+		k.fail("another fingerprint and owner lost: %s", show(row))
 	}
-	return nil
 }
 
-func oneTakeover(ctx context.Context, s idempotency.Store) error {
+func oneTakeover(k *check) {
 	old := brieflyHeld()
-	if err := win(ctx, s, old); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, old); err != nil {
-		return err
-	}
-	rows, err := together(30, func(int) (idempotency.Row, error) { return s.Takeover(ctx, rival(old), old.ID) })
-	if err != nil {
-		return err
-	}
-	won := winners(rows)
-	if len(won) != 1 {
-		return fmt.Errorf("%d of 30 takeovers won", len(won))
-	}
-	want := won[0]
-	want.Won = false
-	for _, row := range rows {
-		if row.Won {
-			continue
-		}
-		if err := same(row, want); err != nil {
-			return fmt.Errorf("a loser did not read the winner's row: %w", err)
-		}
-	}
-	return nil
+	k.win(old)
+	k.awaitLapsed(old)
+	rows := together(k, 30, func() (idempotency.Row, error) { return k.store.Takeover(k.ctx, rival(old), old.ID) })
+	k.oneWinner(rows)
 }
 
-func renewMoves(ctx context.Context, s idempotency.Store) error {
+func renewMoves(k *check) {
 	c := newClaim()
 	c.Lease = long / 4
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
 	c.Lease = long
-	if err := s.Renew(ctx, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.renew(c)
+	row := k.peek(c)
 	if row.LeaseLeft < long/2 {
-		return fmt.Errorf("after a renewal by %v: %s", c.Lease, show(row))
+		k.fail("after a renewal by %v: %s", c.Lease, show(row))
 	}
-	return nil
 }
 
-func renewAfterLapse(ctx context.Context, s idempotency.Store) error {
+func renewAfterLapse(k *check) {
 	c := brieflyHeld()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
+	k.awaitLapsed(c)
 	c.Lease = long
-	if err := s.Renew(ctx, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.renew(c)
+	row := k.peek(c)
 	if row.Lapsed || row.LeaseLeft < long/2 {
-		return fmt.Errorf("the renewed lease does not hold: %s", show(row))
+		k.fail("the renewed lease does not hold: %s", show(row))
 	}
-	return takeoverLoses(ctx, s, c, c.ID)
+	k.takeoverLoses(c, c.ID)
 }
 
-func renewOfNothing(ctx context.Context, s idempotency.Store) error {
+func renewOfNothing(k *check) {
 	c := newClaim()
-	if err := s.Renew(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-		return fmt.Errorf("Renew returned %v, not ErrLeaseLost", err)
-	}
-	if err := s.MarkEffect(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-		return fmt.Errorf("MarkEffect returned %v, not ErrLeaseLost", err)
-	}
-	return win(ctx, s, c)
+	k.leaseLost("Renew", k.store.Renew(k.ctx, c))
+	k.leaseLost("MarkEffect", k.store.MarkEffect(k.ctx, c))
+	k.win(c)
 }
 
-func markStays(ctx context.Context, s idempotency.Store) error {
+func markStays(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := s.MarkEffect(ctx, c); err != nil {
-		return err
-	}
-	if err := s.Renew(ctx, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	return same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, AtMostOnce: true, Attempt: 1})
+	k.win(c)
+	k.mark(c)
+	k.renew(c)
+	row := k.peek(c)
+	k.same(row, idempotency.Row{ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, AtMostOnce: true, Attempt: 1})
 }
 
 // outlives checks that the row of c does not expire in the time that the row
 // of a witness of the same lease and time to live does, and some.
-func outlives(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
+func (k *check) outlives(c *idempotency.Claim) {
 	for range 2 {
 		witness := newClaim()
 		witness.Lease, witness.TTL = c.Lease, c.TTL
-		if err := win(ctx, s, witness); err != nil {
-			return err
-		}
-		if err := awaitExpired(ctx, s, witness); err != nil {
-			return err
-		}
+		k.win(witness)
+		k.awaitExpired(witness)
 	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	row := k.peek(c)
 	if row.Expired {
-		return fmt.Errorf("the row expired: %s", show(row))
+		k.fail("the row expired: %s", show(row))
 	}
-	return nil
 }
 
-func markedNeverExpires(ctx context.Context, s idempotency.Store) error {
+func markedNeverExpires(k *check) {
 	c := brieflyHeld()
 	c.TTL = brief
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := s.MarkEffect(ctx, c); err != nil {
-		return err
-	}
-	if err := s.Renew(ctx, c); err != nil {
-		return err
-	}
-	return outlives(ctx, s, c)
+	k.win(c)
+	k.mark(c)
+	k.renew(c)
+	k.outlives(c)
 }
 
-func atMostOnceNeverExpires(ctx context.Context, s idempotency.Store) error {
+func atMostOnceNeverExpires(k *check) {
 	c := brieflyHeld()
 	c.TTL = brief
 	c.AtMostOnce = true
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := s.Renew(ctx, c); err != nil {
-		return err
-	}
-	return outlives(ctx, s, c)
+	k.win(c)
+	k.renew(c)
+	k.outlives(c)
 }
 
-func atMostOnceCompletes(ctx context.Context, s idempotency.Store) error {
+func atMostOnceCompletes(k *check) {
 	c := newClaim()
 	c.TTL = brief
 	c.AtMostOnce = true
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, c, answer); err != nil {
-		return err
-	}
-	return awaitExpired(ctx, s, c)
+	k.win(c)
+	k.settle(c, answer)
+	k.awaitExpired(c)
 }
 
-func processingOutlivesLease(ctx context.Context, s idempotency.Store) error {
+func processingOutlivesLease(k *check) {
 	c := brieflyHeld()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.win(c)
+	k.awaitLapsed(c)
+	row := k.peek(c)
 	if row.Expired {
-		return fmt.Errorf("the row expired with its lease: %s", show(row))
+		k.fail("the row expired with its lease: %s", show(row))
 	}
-	return nil
 }
 
-func settleIsRead(ctx context.Context, s idempotency.Store) error {
+func settleIsRead(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	row, err := s.Settle(ctx, c, answer)
-	if err != nil {
-		return err
-	}
+	k.win(c)
+	row := k.trySettle(c, answer)
 	want := idempotency.Row{
 		Won: true, State: idempotency.Completed, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1, Outcome: answer,
 	}
-	if err := same(row, want); err != nil {
-		return err
-	}
+	k.same(row, want)
 	want.Won = false
-	if row, err = peek(ctx, s, c); err != nil {
-		return err
-	}
+	row = k.peek(c)
 	if row.Lapsed || row.Expired || row.LeaseLeft != 0 {
-		return fmt.Errorf("a completed row has a lease, or is expired: %s", show(row))
+		k.fail("a completed row has a lease, or is expired: %s", show(row))
 	}
-	if err := same(row, want); err != nil {
-		return err
-	}
+	k.same(row, want)
 	// Not even its own claim runs again.
-	if row, err = s.Claim(ctx, c); err != nil {
-		return err
-	}
-	return same(row, want)
+	row = k.claim(c)
+	k.same(row, want)
 }
 
-func settleAfterLapse(ctx context.Context, s idempotency.Store) error {
+func settleAfterLapse(k *check) {
 	c := brieflyHeld()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, c); err != nil {
-		return err
-	}
-	return settle(ctx, s, c, answer)
+	k.win(c)
+	k.awaitLapsed(c)
+	k.settle(c, answer)
 }
 
-func resentSettle(ctx context.Context, s idempotency.Store) error {
+func resentSettle(k *check) {
 	for _, o := range []idempotency.Outcome{
 		answer,
 		{State: idempotency.NotReplayable, Status: 200},
@@ -737,19 +473,14 @@ func resentSettle(ctx context.Context, s idempotency.Store) error {
 		{State: idempotency.Completed, Status: 204, Header: []byte{}, Body: []byte{}},
 	} {
 		c := newClaim()
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
+		k.win(c)
 		for range 2 {
-			if err := settle(ctx, s, c, o); err != nil {
-				return fmt.Errorf("state %d: %w", o.State, err)
-			}
+			k.settle(c, o)
 		}
 	}
-	return nil
 }
 
-func settleTwice(ctx context.Context, s idempotency.Store) error {
+func settleTwice(k *check) {
 	for _, change := range []func(*idempotency.Outcome){
 		func(o *idempotency.Outcome) { o.State = idempotency.NotReplayable },
 		func(o *idempotency.Outcome) { o.Status = 200 },
@@ -757,116 +488,70 @@ func settleTwice(ctx context.Context, s idempotency.Store) error {
 		func(o *idempotency.Outcome) { o.Body = []byte(`{"a":1.0,"b":1}`) },
 	} {
 		c := newClaim()
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
-		if err := settle(ctx, s, c, answer); err != nil {
-			return err
-		}
+		k.win(c)
+		k.settle(c, answer)
 		other := answer
 		change(&other)
-		row, err := s.Settle(ctx, c, other)
-		if err != nil {
-			return err
-		}
+		row := k.trySettle(c, other)
 		want := idempotency.Row{State: idempotency.Completed, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: 1, Outcome: answer}
-		if err := same(row, want); err != nil {
-			return err
-		}
+		k.same(row, want)
 	}
-	return nil
 }
 
-func settleOfNothing(ctx context.Context, s idempotency.Store) error {
+func settleOfNothing(k *check) {
 	c := newClaim()
-	row, err := s.Settle(ctx, c, answer)
-	if err != nil {
-		return err
-	}
+	row := k.trySettle(c, answer)
 	if row.Won || !row.IsZero() {
-		return fmt.Errorf("got %s", show(row))
+		k.fail("got %s", show(row))
 	}
-	return win(ctx, s, c)
+	k.win(c)
 }
 
-func notReplayable(ctx context.Context, s idempotency.Store) error {
+func notReplayable(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, c, idempotency.Outcome{State: idempotency.NotReplayable, Status: 200}); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.win(c)
+	k.settle(c, idempotency.Outcome{State: idempotency.NotReplayable, Status: 200})
+	row := k.peek(c)
 	if row.State != idempotency.NotReplayable || row.Outcome.Status != 200 {
-		return fmt.Errorf("got %s", show(row))
+		k.fail("got %s", show(row))
 	}
-	return nil
 }
 
-func unknownNeverExpires(ctx context.Context, s idempotency.Store) error {
+func unknownNeverExpires(k *check) {
 	c := brieflyHeld()
 	c.TTL = brief
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, c, idempotency.Outcome{State: idempotency.Unknown}); err != nil {
-		return err
-	}
-	if err := outlives(ctx, s, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.win(c)
+	k.settle(c, idempotency.Outcome{State: idempotency.Unknown})
+	k.outlives(c)
+	row := k.peek(c)
 	if row.State != idempotency.Unknown {
-		return fmt.Errorf("the row is not unknown any more: %s", show(row))
+		k.fail("the row is not unknown any more: %s", show(row))
 	}
-	return takeoverLoses(ctx, s, c, c.ID)
+	k.takeoverLoses(c, c.ID)
 }
 
-func ttlCountsFromCompletion(ctx context.Context, s idempotency.Store) error {
+func ttlCountsFromCompletion(k *check) {
 	// A row whose lease is long and whose time to live is short expires soon
 	// after it completed, although it would have lived past its lease.
 	c := newClaim()
 	c.TTL = brief
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, c, answer); err != nil {
-		return err
-	}
-	if err := awaitExpired(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
+	k.settle(c, answer)
+	k.awaitExpired(c)
 	// One that completed after its first time to live was over lives on.
 	c = brieflyHeld()
 	c.TTL = brief
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := awaitExpired(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
+	k.awaitExpired(c)
 	c.TTL = long
-	if err := settle(ctx, s, c, answer); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.settle(c, answer)
+	row := k.peek(c)
 	if row.Expired {
-		return fmt.Errorf("the row expired before its time: %s", show(row))
+		k.fail("the row expired before its time: %s", show(row))
 	}
-	return nil
 }
 
-func fidelity(ctx context.Context, s idempotency.Store) error {
+func fidelity(k *check) {
 	every := make([]byte, 512)
 	for i := range every {
 		every[i] = byte(i)
@@ -882,221 +567,135 @@ func fidelity(ctx context.Context, s idempotency.Store) error {
 	}
 	for _, body := range bodies {
 		c := newClaim()
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
+		k.win(c)
 		o := idempotency.Outcome{State: idempotency.Completed, Status: 599, Header: body, Body: body}
-		if err := settle(ctx, s, c, o); err != nil {
-			return err
-		}
-		row, err := peek(ctx, s, c)
-		if err != nil {
-			return err
-		}
-		if err := sameOutcome(row.Outcome, o); err != nil {
-			return err
-		}
+		k.settle(c, o)
+		row := k.peek(c)
+		k.sameOutcome(row.Outcome, o)
 	}
-	return nil
 }
 
-func largeBody(ctx context.Context, s idempotency.Store) error {
+func largeBody(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
 	o := answer
 	o.Body = make([]byte, 1<<20)
 	for i := range o.Body {
 		o.Body[i] = byte(i * i >> 7)
 	}
-	if err := settle(ctx, s, c, o); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	return sameOutcome(row.Outcome, o)
+	k.settle(c, o)
+	row := k.peek(c)
+	k.sameOutcome(row.Outcome, o)
 }
 
-func releaseFrees(ctx context.Context, s idempotency.Store) error {
+func releaseFrees(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
-	if err := s.Release(ctx, c); err != nil {
-		return err
-	}
+	k.win(c)
+	k.release(c)
 	next := rival(c)
-	row, err := s.Claim(ctx, next)
-	if err != nil {
-		return err
-	}
-	return same(row, idempotency.Row{Won: true, ID: next.ID, Owner: next.Owner, Fingerprint: next.Fingerprint, Attempt: 1})
+	row := k.claim(next)
+	k.same(row, idempotency.Row{Won: true, ID: next.ID, Owner: next.Owner, Fingerprint: next.Fingerprint, Attempt: 1})
 }
 
-func releaseOfNothing(ctx context.Context, s idempotency.Store) error {
+func releaseOfNothing(k *check) {
 	c := newClaim()
-	if err := s.Release(ctx, c); err != nil {
-		return err
-	}
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
+	k.release(c)
+	k.win(c)
 	for range 2 {
-		if err := s.Release(ctx, c); err != nil {
-			return err
-		}
+		k.release(c)
 	}
-	return nil
 }
 
-func releaseOfSettled(ctx context.Context, s idempotency.Store) error {
+func releaseOfSettled(k *check) {
 	for _, state := range []idempotency.State{idempotency.Completed, idempotency.NotReplayable, idempotency.Unknown} {
 		c := newClaim()
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
+		k.win(c)
 		o := answer
 		o.State = state
-		if err := settle(ctx, s, c, o); err != nil {
-			return err
-		}
-		if err := s.Release(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-			return fmt.Errorf("state %d: Release returned %v, not ErrLeaseLost", state, err)
-		}
-		if err := s.Renew(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-			return fmt.Errorf("state %d: Renew returned %v, not ErrLeaseLost", state, err)
-		}
-		if err := s.MarkEffect(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-			return fmt.Errorf("state %d: MarkEffect returned %v, not ErrLeaseLost", state, err)
-		}
-		if _, err := peek(ctx, s, c); err != nil {
-			return err
-		}
+		k.settle(c, o)
+		k.leaseLost("Release", k.store.Release(k.ctx, c))
+		k.leaseLost("Renew", k.store.Renew(k.ctx, c))
+		k.leaseLost("MarkEffect", k.store.MarkEffect(k.ctx, c))
+		k.peek(c)
 	}
-	return nil
 }
 
-func zombie(ctx context.Context, s idempotency.Store) error {
+func zombie(k *check) {
 	dead := brieflyHeld()
-	if err := win(ctx, s, dead); err != nil {
-		return err
-	}
-	if err := awaitLapsed(ctx, s, dead); err != nil {
-		return err
-	}
+	k.win(dead)
+	k.awaitLapsed(dead)
 	next := rival(dead)
-	row, err := s.Takeover(ctx, next, dead.ID)
-	if err != nil {
-		return err
-	}
+	row := k.takeover(next, dead.ID)
 	if !row.Won {
-		return fmt.Errorf("Takeover did not win: %s", show(row))
+		k.fail("the takeover did not win: %s", show(row))
 	}
-	if err := lost(ctx, s, dead); err != nil {
-		return err
-	}
-	if err := settle(ctx, s, next, answer); err != nil {
-		return err
-	}
-	return lost(ctx, s, dead)
+	k.lost(dead)
+	k.settle(next, answer)
+	k.lost(dead)
 }
 
-func zombieThroughRelease(ctx context.Context, s idempotency.Store) error {
+func zombieThroughRelease(k *check) {
 	dead := newClaim()
-	if err := win(ctx, s, dead); err != nil {
-		return err
-	}
-	if err := s.Release(ctx, dead); err != nil {
-		return err
-	}
+	k.win(dead)
+	k.release(dead)
 	// Everything of the new claim but its id is the old one's.
 	next := *dead
 	next.ID = newClaim().ID
-	if err := win(ctx, s, &next); err != nil {
-		return err
-	}
-	if err := lost(ctx, s, dead); err != nil {
-		return err
-	}
-	return holds(ctx, s, &next)
+	k.win(&next)
+	k.lost(dead)
+	k.holds(&next)
 }
 
 // expire leaves n expired rows, of every state that expires.
-func expire(ctx context.Context, s idempotency.Store, n int) ([]*idempotency.Claim, error) {
+func (k *check) expire(n int) []*idempotency.Claim {
 	claims := make([]*idempotency.Claim, n)
 	for i := range claims {
 		c := brieflyHeld()
 		c.TTL = brief
-		if err := win(ctx, s, c); err != nil {
-			return nil, err
-		}
+		k.win(c)
 		if i%3 > 0 {
 			o := answer
 			o.State = idempotency.State(i % 3)
-			if err := settle(ctx, s, c, o); err != nil {
-				return nil, err
-			}
+			k.settle(c, o)
 		}
 		claims[i] = c
 	}
 	for _, c := range claims {
-		if err := awaitExpired(ctx, s, c); err != nil {
-			return nil, err
-		}
+		k.awaitExpired(c)
 	}
-	return claims, nil
+	return claims
 }
 
 // sweepAll sweeps until n rows are deleted.
-func sweepAll(ctx context.Context, s idempotency.Store, max, n int) error {
-	sweeper, ok := s.(idempotency.Sweeper)
-	if !ok {
-		return errors.New("the store is no Sweeper")
-	}
+func (k *check) sweepAll(max, n int) {
+	sweeper := k.sweeper()
 	for deadline := time.Now().Add(patience); n > 0; {
-		swept, err := sweeper.Sweep(ctx, max)
-		if err != nil {
-			return fmt.Errorf("Sweep: %w", err)
-		}
+		swept, err := sweeper.Sweep(k.ctx, max)
+		k.ok(err)
 		if swept > max || swept > n {
-			return fmt.Errorf("Sweep deleted %d rows of %d expired ones, at most %d at once", swept, n, max)
+			k.fail("Sweep deleted %d rows of %d expired ones, at most %d at once", swept, n, max)
 		}
 		n -= swept
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d expired rows are never swept", n)
+			k.fail("%d expired rows are never swept", n)
 		}
 	}
-	return nil
 }
 
-func sweepDeletes(ctx context.Context, s idempotency.Store) error {
-	claims, err := expire(ctx, s, 6)
-	if err != nil {
-		return err
-	}
-	if err := sweepAll(ctx, s, 1000, len(claims)); err != nil {
-		return err
-	}
+func sweepDeletes(k *check) {
+	claims := k.expire(6)
+	k.sweepAll(1000, len(claims))
 	for _, c := range claims {
-		if err := win(ctx, s, rival(c)); err != nil {
-			return fmt.Errorf("after the sweep: %w", err)
-		}
+		k.win(rival(c))
 	}
-	return nil
 }
 
-func sweepIsBounded(ctx context.Context, s idempotency.Store) error {
-	claims, err := expire(ctx, s, 7)
-	if err != nil {
-		return err
-	}
-	return sweepAll(ctx, s, 2, len(claims))
+func sweepIsBounded(k *check) {
+	claims := k.expire(7)
+	k.sweepAll(2, len(claims))
 }
 
-func sweepSpares(ctx context.Context, s idempotency.Store) error {
+func sweepSpares(k *check) {
 	processing := newClaim()
 	lapsed := brieflyHeld()
 	atMostOnce := brieflyHeld()
@@ -1107,63 +706,38 @@ func sweepSpares(ctx context.Context, s idempotency.Store) error {
 	unknown.TTL = brief
 	live := []*idempotency.Claim{processing, lapsed, atMostOnce, marked, completed, replayless, unknown}
 	for _, c := range live {
-		if err := win(ctx, s, c); err != nil {
-			return err
-		}
+		k.win(c)
 	}
-	if err := s.MarkEffect(ctx, marked); err != nil {
-		return err
-	}
+	k.mark(marked)
 	for c, state := range map[*idempotency.Claim]idempotency.State{
 		completed: idempotency.Completed, replayless: idempotency.NotReplayable, unknown: idempotency.Unknown,
 	} {
 		o := answer
 		o.State = state
-		if err := settle(ctx, s, c, o); err != nil {
-			return err
-		}
+		k.settle(c, o)
 	}
 	for _, c := range []*idempotency.Claim{lapsed, atMostOnce, marked} {
-		if err := awaitLapsed(ctx, s, c); err != nil {
-			return err
-		}
+		k.awaitLapsed(c)
 	}
-	expired, err := expire(ctx, s, 3)
-	if err != nil {
-		return err
-	}
-	if err := sweepAll(ctx, s, 1000, len(expired)); err != nil {
-		return err
-	}
+	expired := k.expire(3)
+	k.sweepAll(1000, len(expired))
 	for _, c := range live {
-		row, err := peek(ctx, s, c)
-		if err != nil {
-			return err
-		}
+		row := k.peek(c)
 		if row.ID != c.ID {
-			return fmt.Errorf("the row was replaced: %s", show(row))
+			k.fail("the row was replaced: %s", show(row))
 		}
 	}
-	return nil
 }
 
-func sweepsAtOnce(ctx context.Context, s idempotency.Store) error {
-	sweeper, ok := s.(idempotency.Sweeper)
-	if !ok {
-		return errors.New("the store is no Sweeper")
-	}
-	expired, err := expire(ctx, s, 12)
-	if err != nil {
-		return err
-	}
+func sweepsAtOnce(k *check) {
+	sweeper := k.sweeper()
+	expired := k.expire(12)
 	live := newClaim()
-	if err := win(ctx, s, live); err != nil {
-		return err
-	}
-	swept, err := together(4, func(int) (int, error) {
+	k.win(live)
+	swept := together(k, 4, func() (int, error) {
 		total := 0
 		for range 5 {
-			n, err := sweeper.Sweep(ctx, 3)
+			n, err := sweeper.Sweep(k.ctx, 3)
 			if err != nil {
 				return total, err
 			}
@@ -1171,55 +745,40 @@ func sweepsAtOnce(ctx context.Context, s idempotency.Store) error {
 		}
 		return total, nil
 	})
-	if err != nil {
-		return err
-	}
 	left := len(expired)
 	for _, n := range swept {
 		left -= n
 	}
 	if left < 0 {
-		return fmt.Errorf("%d rows were counted twice", -left)
+		k.fail("%d rows were counted twice", -left)
 	}
-	if err := sweepAll(ctx, s, 1000, left); err != nil {
-		return err
-	}
-	return holds(ctx, s, live)
+	k.sweepAll(1000, left)
+	k.holds(live)
 }
 
-func endedContext(ctx context.Context, s idempotency.Store) error {
+func endedContext(k *check) {
 	c := newClaim()
-	if err := win(ctx, s, c); err != nil {
-		return err
-	}
+	k.win(c)
 	free := newClaim()
-	ended, cancel := context.WithCancel(ctx)
+	ended, cancel := context.WithCancel(k.ctx)
 	cancel()
 	calls := map[string]func() error{
-		"Claim":      func() error { _, err := s.Claim(ended, free); return err },
-		"Takeover":   func() error { _, err := s.Takeover(ended, rival(c), c.ID); return err },
-		"Renew":      func() error { return s.Renew(ended, c) },
-		"MarkEffect": func() error { return s.MarkEffect(ended, c) },
-		"Settle":     func() error { _, err := s.Settle(ended, c, answer); return err },
-		"Release":    func() error { return s.Release(ended, c) },
+		"Claim":      func() error { _, err := k.store.Claim(ended, free); return err },
+		"Takeover":   func() error { _, err := k.store.Takeover(ended, rival(c), c.ID); return err },
+		"Renew":      func() error { return k.store.Renew(ended, c) },
+		"MarkEffect": func() error { return k.store.MarkEffect(ended, c) },
+		"Settle":     func() error { _, err := k.store.Settle(ended, c, answer); return err },
+		"Release":    func() error { return k.store.Release(ended, c) },
 	}
 	for name, call := range calls {
 		if err := call(); !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("%s returned %v, not context.Canceled", name, err)
+			k.fail("%s returned %v, not context.Canceled", name, err)
 		}
 	}
-	if err := win(ctx, s, free); err != nil {
-		return err
-	}
-	if err := holds(ctx, s, c); err != nil {
-		return err
-	}
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
+	k.win(free)
+	k.holds(c)
+	row := k.peek(c)
 	if row.AtMostOnce {
-		return errors.New("MarkEffect wrote")
+		k.fail("MarkEffect wrote")
 	}
-	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,7 +46,7 @@ func Run(t *testing.T, newStore func(t *testing.T) idempotency.Store) {
 			store := newStore(t)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
-			if err := p.check(ctx, store); err != nil {
+			if err := p.test(ctx, store); err != nil {
 				t.Errorf("broken promise: %s: %v", p.name, err)
 			}
 		})
@@ -56,8 +56,43 @@ func Run(t *testing.T, newStore func(t *testing.T) idempotency.Store) {
 // A promise is one sentence of the contract.
 type promise struct {
 	name string
-	// check returns how an empty store breaks the promise, or nil.
-	check func(context.Context, idempotency.Store) error
+	// check fails if an empty store breaks the promise.
+	check func(*check)
+}
+
+// test returns how an empty store breaks the promise, or nil.
+func (p promise) test(ctx context.Context, s idempotency.Store) (err error) {
+	defer func() {
+		switch v := recover().(type) {
+		case nil:
+		case failure:
+			err = v.error
+		default:
+			panic(v)
+		}
+	}()
+	p.check(&check{ctx, s})
+	return nil
+}
+
+// A check tries one store. Its methods end the check by a panic with a failure
+// at the first thing that is wrong: so that it can be wrong on purpose, a check
+// is no *testing.T.
+type check struct {
+	ctx   context.Context
+	store idempotency.Store
+}
+
+type failure struct{ error }
+
+func (k *check) fail(format string, args ...any) {
+	panic(failure{fmt.Errorf(format, args...)})
+}
+
+func (k *check) ok(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
 }
 
 // newClaim returns a fresh claim of a fresh key.
@@ -99,141 +134,130 @@ var answer = idempotency.Outcome{
 	Body:   []byte(`{"b":1,"a":1.0}`),
 }
 
+func (k *check) claim(c *idempotency.Claim) idempotency.Row {
+	row, err := k.store.Claim(k.ctx, c)
+	k.ok(err)
+	return row
+}
+
+func (k *check) takeover(c *idempotency.Claim, seen idempotency.ClaimID) idempotency.Row {
+	row, err := k.store.Takeover(k.ctx, c, seen)
+	k.ok(err)
+	return row
+}
+
+func (k *check) trySettle(c *idempotency.Claim, o idempotency.Outcome) idempotency.Row {
+	row, err := k.store.Settle(k.ctx, c, o)
+	k.ok(err)
+	return row
+}
+
+func (k *check) renew(c *idempotency.Claim)   { k.ok(k.store.Renew(k.ctx, c)) }
+func (k *check) mark(c *idempotency.Claim)    { k.ok(k.store.MarkEffect(k.ctx, c)) }
+func (k *check) release(c *idempotency.Claim) { k.ok(k.store.Release(k.ctx, c)) }
+
+func (k *check) leaseLost(method string, err error) {
+	if !errors.Is(err, idempotency.ErrLeaseLost) {
+		k.fail("%s returned %v, not ErrLeaseLost", method, err)
+	}
+}
+
+func (k *check) sweeper() idempotency.Sweeper {
+	sweeper, ok := k.store.(idempotency.Sweeper)
+	if !ok {
+		k.fail("the store is no Sweeper")
+	}
+	return sweeper
+}
+
 // win claims c, which must succeed.
-func win(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
-	row, err := s.Claim(ctx, c)
-	if err != nil {
-		return fmt.Errorf("Claim: %w", err)
+func (k *check) win(c *idempotency.Claim) {
+	if row := k.claim(c); !row.Won {
+		k.fail("the claim did not win: %s", show(row))
 	}
-	if !row.Won {
-		return fmt.Errorf("Claim did not win: %s", show(row))
-	}
-	return nil
 }
 
 // settle settles c with o, which must succeed.
-func settle(ctx context.Context, s idempotency.Store, c *idempotency.Claim, o idempotency.Outcome) error {
-	row, err := s.Settle(ctx, c, o)
-	if err != nil {
-		return fmt.Errorf("Settle: %w", err)
+func (k *check) settle(c *idempotency.Claim, o idempotency.Outcome) {
+	if row := k.trySettle(c, o); !row.Won {
+		k.fail("the settlement did not win: %s", show(row))
 	}
-	if !row.Won {
-		return fmt.Errorf("Settle did not win: %s", show(row))
-	}
-	return nil
 }
 
 // peek reads the row of c's key, which must be there, by claiming it in vain.
-func peek(ctx context.Context, s idempotency.Store, c *idempotency.Claim) (idempotency.Row, error) {
-	row, err := s.Claim(ctx, rival(c))
-	switch {
-	case err != nil:
-		return row, fmt.Errorf("Claim: %w", err)
-	case row.Won:
-		return row, errors.New("the row is gone: another claim of the key won")
-	case row.IsZero():
-		return row, errors.New("Claim returned a zero row")
+func (k *check) peek(c *idempotency.Claim) idempotency.Row {
+	row := k.claim(rival(c))
+	if row.Won || row.IsZero() {
+		k.fail("the row is gone: another claim of the key got %s", show(row))
 	}
-	return row, nil
+	return row
 }
 
 // await peeks until the row is as it must become.
-func await(ctx context.Context, s idempotency.Store, c *idempotency.Claim, what string, ok func(idempotency.Row) bool) error {
+func (k *check) await(c *idempotency.Claim, what string, is func(idempotency.Row) bool) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(brief / 10) {
-		row, err := peek(ctx, s, c)
-		if err != nil || ok(row) {
-			return err
+		row := k.peek(c)
+		if is(row) {
+			return
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the row never became %s: %s", what, show(row))
+			k.fail("the row never became %s: %s", what, show(row))
 		}
 	}
 }
 
-func awaitLapsed(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
-	return await(ctx, s, c, "lapsed", func(r idempotency.Row) bool { return r.Lapsed })
+func (k *check) awaitLapsed(c *idempotency.Claim) {
+	k.await(c, "lapsed", func(r idempotency.Row) bool { return r.Lapsed })
 }
 
-func awaitExpired(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
-	return await(ctx, s, c, "expired", func(r idempotency.Row) bool { return r.Expired })
+func (k *check) awaitExpired(c *idempotency.Claim) {
+	k.await(c, "expired", func(r idempotency.Row) bool { return r.Expired })
 }
 
-// holds checks that the row of c's key is still c's, as it was claimed.
-func holds(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
-	row, err := peek(ctx, s, c)
-	if err != nil {
-		return err
+// holds checks that the row of c's key is still c's.
+func (k *check) holds(c *idempotency.Claim) {
+	if row := k.peek(c); row.ID != c.ID || row.State != idempotency.Processing {
+		k.fail("the row is not held by its claim any more: %s", show(row))
 	}
-	if row.ID != c.ID || row.State != idempotency.Processing {
-		return fmt.Errorf("the row is not held by its claim any more: %s", show(row))
-	}
-	return nil
 }
 
 // lost checks that every write of the claim c is refused and changes nothing of
 // the row that is there.
-func lost(ctx context.Context, s idempotency.Store, c *idempotency.Claim) error {
-	before, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	if err := s.Renew(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-		return fmt.Errorf("Renew returned %v, not ErrLeaseLost", err)
-	}
-	if err := s.MarkEffect(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-		return fmt.Errorf("MarkEffect returned %v, not ErrLeaseLost", err)
-	}
-	row, err := s.Settle(ctx, c, idempotency.Outcome{State: idempotency.Completed, Status: 299, Body: []byte("late")})
-	if err != nil {
-		return fmt.Errorf("Settle: %w", err)
-	}
-	if err := same(row, before); err != nil {
-		return fmt.Errorf("a late Settle did not return the row that is there: %w", err)
-	}
-	if err := s.Release(ctx, c); !errors.Is(err, idempotency.ErrLeaseLost) {
-		return fmt.Errorf("Release returned %v, not ErrLeaseLost", err)
-	}
-	after, err := peek(ctx, s, c)
-	if err != nil {
-		return err
-	}
-	if err := same(after, before); err != nil {
-		return fmt.Errorf("a late write changed the row: %w", err)
-	}
-	return nil
+func (k *check) lost(c *idempotency.Claim) {
+	before := k.peek(c)
+	k.leaseLost("Renew", k.store.Renew(k.ctx, c))
+	k.leaseLost("MarkEffect", k.store.MarkEffect(k.ctx, c))
+	k.same(k.trySettle(c, idempotency.Outcome{State: idempotency.Completed, Status: 299, Body: []byte("late")}), before)
+	k.leaseLost("Release", k.store.Release(k.ctx, c))
+	k.same(k.peek(c), before)
 }
 
 // same compares all of two rows but what passes with time.
-func same(got, want idempotency.Row) error {
+func (k *check) same(got, want idempotency.Row) {
 	if got.Won != want.Won || got.State != want.State || got.ID != want.ID || got.Owner != want.Owner ||
 		!bytes.Equal(got.Fingerprint, want.Fingerprint) || got.AtMostOnce != want.AtMostOnce || got.Attempt != want.Attempt {
-		return fmt.Errorf("got %s, want %s", show(got), show(want))
+		k.fail("got row %s, want %s", show(got), show(want))
 	}
-	return sameOutcome(got.Outcome, want.Outcome)
+	k.sameOutcome(got.Outcome, want.Outcome)
 }
 
-func sameOutcome(got, want idempotency.Outcome) error {
-	if got.State != want.State {
-		return fmt.Errorf("got outcome of state %d, want %d", got.State, want.State)
+func (k *check) sameOutcome(got, want idempotency.Outcome) {
+	if got.State != want.State || got.Status != want.Status {
+		k.fail("got outcome of state %d and status %d, want %d and %d", got.State, got.Status, want.State, want.Status)
 	}
-	if got.Status != want.Status {
-		return fmt.Errorf("got status %d, want %d", got.Status, want.Status)
-	}
-	if !bytes.Equal(got.Header, want.Header) {
-		return fmt.Errorf("headers differ: got %d bytes, want %d: %s", len(got.Header), len(want.Header), difference(got.Header, want.Header))
-	}
-	if !bytes.Equal(got.Body, want.Body) {
-		return fmt.Errorf("bodies differ: got %d bytes, want %d: %s", len(got.Body), len(want.Body), difference(got.Body, want.Body))
-	}
-	return nil
+	k.sameBytes("headers", got.Header, want.Header)
+	k.sameBytes("body", got.Body, want.Body)
 }
 
-func difference(got, want []byte) string {
+func (k *check) sameBytes(what string, got, want []byte) {
+	if bytes.Equal(got, want) {
+		return
+	}
 	i := 0
 	for i < min(len(got), len(want)) && got[i] == want[i] {
 		i++
 	}
-	return fmt.Sprintf("from byte %d on", i)
+	k.fail("%s: got %d bytes, want %d; they differ from byte %d on", what, len(got), len(want), i)
 }
 
 func show(r idempotency.Row) string {
@@ -241,28 +265,40 @@ func show(r idempotency.Row) string {
 		r.Won, r.State, r.ID, r.Owner[:4], r.Fingerprint, r.Lapsed, r.Expired, r.AtMostOnce, r.LeaseLeft, r.Attempt, r.Outcome.Status)
 }
 
-// together runs n functions at once and returns what they returned.
-func together[T any](n int, run func(i int) (T, error)) ([]T, error) {
+// together calls run n times at once and returns what it returned.
+func together[T any](k *check, n int, run func() (T, error)) []T {
 	results := make([]T, n)
-	errs := make(chan error, n)
+	errs := make([]error, n)
 	start := make(chan struct{})
+	var wg sync.WaitGroup
 	for i := range n {
-		go func() {
+		wg.Go(func() {
 			<-start
-			var err error
-			results[i], err = run(i)
-			errs <- err
-		}()
+			results[i], errs[i] = run()
+		})
 	}
 	close(start)
-	var all []error
-	for range n {
-		all = append(all, <-errs)
-	}
-	return results, errors.Join(all...)
+	wg.Wait()
+	k.ok(errors.Join(errs...))
+	return results
 }
 
-// winners returns those of rows that won.
-func winners(rows []idempotency.Row) []idempotency.Row {
-	return slices.DeleteFunc(slices.Clone(rows), func(r idempotency.Row) bool { return !r.Won })
+// oneWinner checks that one row won and that the others are the winner's.
+func (k *check) oneWinner(rows []idempotency.Row) {
+	var won []idempotency.Row
+	for _, row := range rows {
+		if row.Won {
+			won = append(won, row)
+		}
+	}
+	if len(won) != 1 {
+		k.fail("%d of %d won", len(won), len(rows))
+	}
+	want := won[0]
+	want.Won = false
+	for _, row := range rows {
+		if !row.Won {
+			k.same(row, want)
+		}
+	}
 }

@@ -184,10 +184,10 @@ func TestRejectsMutants(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			p := find(t, test.broken)
-			if err := p.check(t.Context(), newMutant()); err != nil {
+			if err := p.test(t.Context(), newMutant()); err != nil {
 				t.Fatalf("the right store breaks %q: %v", p.name, err)
 			}
-			err := p.check(t.Context(), test.store())
+			err := p.test(t.Context(), test.store())
 			if err == nil {
 				t.Fatalf("the suite does not see that the store breaks %q", p.name)
 			}
