@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"go/format"
 	"io/fs"
 	"os"
 	"path"
@@ -77,6 +78,9 @@ func TestGolden(t *testing.T) {
 			got := g.generate(t)
 			if again := g.generate(t); !bytes.Equal(got, again) {
 				t.Fatal("the second run gave other bytes than the first")
+			}
+			if formatted, err := format.Source(got); err != nil || !bytes.Equal(got, formatted) {
+				t.Errorf("not formatted: %v %s", err, firstDifference(formatted, got))
 			}
 			file := filepath.Join(g.dir, g.config.Output)
 			if *update {

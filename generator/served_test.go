@@ -286,7 +286,7 @@ func TestRelaxedHeader(t *testing.T) {
 	keys := make(chan *string, 1)
 	url := serve(t, headerparam.Handler(headers{keys}, newGuard(t)))
 	for _, path := range []string{"/referenced", "/shared", "/item/1"} {
-		for _, bad := range []string{"", "no-uuid"} {
+		for _, bad := range []string{"", " ", "no-uuid"} {
 			a := send(t, "POST", url+path, bad, "")
 			a.expect(t, path+" with key "+bad, 400, false)
 			if a.header.Get("Content-Type") != "application/problem+json" {

@@ -3,6 +3,7 @@
 package stub
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"regexp"
@@ -53,14 +54,11 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 		opts.OutputOptions.ResponseTypeSuffix = "Response"
 	}
 	source, err := codegen.Generate(spec, opts)
-	if clash := clashes(spec); clash != nil {
+	definitions, definitionsErr := codegen.OperationDefinitions(spec)
+	if clash := clashes(definitions); clash != nil {
 		return nil, clash // the cause, where err is one of its consequences
 	}
-	if err != nil {
-		return nil, fmt.Errorf("oapi-codegen: %w", err)
-	}
-	definitions, err := codegen.OperationDefinitions(spec)
-	if err != nil {
+	if err = cmp.Or(err, definitionsErr); err != nil {
 		return nil, fmt.Errorf("oapi-codegen: %w", err)
 	}
 	out := &Output{Source: withVersions(source), Types: componentTypes(spec)}

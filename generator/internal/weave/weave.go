@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
+	"go/format"
 	"go/parser"
 	"go/scanner"
 	"go/token"
@@ -25,8 +26,10 @@ type File struct {
 	fset  *token.FileSet
 	ast   *ast.File
 	edits []edit
-	// imports maps import paths to the names they go by.
+	// imports maps import paths to the names they go by; added are the import
+	// specs that the source lacks.
 	imports map[string]string
+	added   []string
 	// taken holds the names that new package-level declarations must not have.
 	taken map[string]bool
 	// local holds the names of parameters and variables, which would shadow a
@@ -194,7 +197,7 @@ func (f *File) Import(path string) string {
 	if name != base {
 		spec = name + " " + spec
 	}
-	f.insert(f.ast.Name.End(), "\n\nimport "+spec)
+	f.added = append(f.added, spec)
 	return name
 }
 
@@ -206,28 +209,42 @@ func packageName(path string) string {
 	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
-// Source returns the edited file with section at its end. Unless raw, its
-// imports are grouped and it is formatted.
+// Source returns the edited file with section at its end. Unless raw, what was
+// added is formatted; the rest is as it was.
 func (f *File) Source(section string, raw bool) ([]byte, error) {
+	bodyAt := f.ast.Name.End()
+	for _, decl := range f.ast.Decls {
+		if gen, ok := decl.(*ast.GenDecl); ok && gen.Tok == token.IMPORT {
+			bodyAt = gen.End()
+		}
+	}
+	at := f.fset.Position(bodyAt).Offset
+	name := f.fset.Position(f.ast.Name.End()).Offset
+	header := string(f.src[:name])
+	for _, spec := range f.added {
+		header += "\nimport " + spec
+	}
+	header += string(f.src[name:at])
+	if !raw {
+		grouped, err := imports.Process("", []byte(header), &imports.Options{Comments: true, TabIndent: true, TabWidth: 8, FormatOnly: true})
+		if err != nil {
+			return nil, fmt.Errorf("formatting the imports: %w", err)
+		}
+		formatted, err := format.Source([]byte(section))
+		if err != nil {
+			return nil, fmt.Errorf("formatting the generated code: %w", err)
+		}
+		header, section = strings.TrimRight(string(grouped), "\n"), "\n"+strings.Trim(string(formatted), "\n")+"\n"
+	}
+	out := []byte(header)
 	slices.SortStableFunc(f.edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
-	var out []byte
-	at := 0
 	for _, e := range f.edits {
 		out = append(out, f.src[at:e.from]...)
 		out = append(out, e.text...)
 		at = e.to
 	}
 	out = append(out, f.src[at:]...)
-	out = append(out, '\n')
-	out = append(out, section...)
-	if raw {
-		return out, nil
-	}
-	formatted, err := imports.Process("", out, &imports.Options{Comments: true, TabIndent: true, TabWidth: 8, FormatOnly: true})
-	if err != nil {
-		return nil, fmt.Errorf("formatting the generated code: %w", err)
-	}
-	return formatted, nil
+	return append(out, section...), nil
 }
 
 func (f *File) insert(at token.Pos, text string) { f.replace(at, at, text) }

@@ -6,8 +6,6 @@
 package collisions
 
 import (
-	"time"
-
 	"bytes"
 	"context"
 	"encoding/json"
@@ -16,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/oapi-codegen/runtime"
 	idempotency_ "github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
