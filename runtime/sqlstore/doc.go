@@ -42,7 +42,8 @@
 //
 // Every call returns when its context ends, also on a connection that has gone
 // silent, and with a context that never ends it may never return. An abandoned
-// call goes on in the background until its driver gives up, and holds its
-// connection for as long: bound that with a dialer's timeouts or the operating
-// system's (for lib/pq, keepalives), and bound the pool with SetMaxOpenConns.
+// call goes on in the background, and keeps its connection of the pool, until
+// the driver gives up. On a dead network that is when the operating system does,
+// on Linux after some fifteen minutes unless TCP_USER_TIMEOUT or tcp_retries2 is
+// lowered. A claim that is abandoned is given back when it turns out to be made.
 package sqlstore

@@ -173,6 +173,56 @@ func TestTrips(t *testing.T) {
 	}
 }
 
+// TestLostAnswers breaks the connection after the server has done what it was
+// told. What the driver or the caller sends again must find its own work.
+func TestLostAnswers(t *testing.T) {
+	for name, opts := range map[string][]sqlstore.Option{"simple": nil, "prepared": {sqlstore.WithPreparedStatements()}} {
+		t.Run(name, func(t *testing.T) {
+			p, dsn := newProxy(t, pgtest.DSN(t))
+			store := newPostgres(t, open(t, "postgres", dsn), opts...)
+			c, outcome := newClaim(), idempotency.Outcome{State: idempotency.Completed, Status: 201, Body: []byte("b")}
+			lapsed := newClaim()
+			lapsed.Lease = time.Microsecond
+			mustWin(t, store, lapsed)
+			next := rival(lapsed)
+			released := newClaim()
+			mustWin(t, store, released)
+			won := func(row idempotency.Row, err error) error {
+				if err == nil && !row.Won {
+					err = fmt.Errorf("lost to itself: %+v", row)
+				}
+				return err
+			}
+			for _, call := range []struct {
+				what string
+				call func() error
+			}{
+				{"Claim", func() error { return won(store.Claim(t.Context(), c)) }},
+				{"Renew", func() error { return store.Renew(t.Context(), c) }},
+				{"MarkEffect", func() error { return store.MarkEffect(t.Context(), c) }},
+				{"Settle", func() error { return won(store.Settle(t.Context(), c, outcome)) }},
+				{"Takeover", func() error { return won(store.Takeover(t.Context(), next, lapsed.ID)) }},
+				{"Release", func() error { return store.Release(t.Context(), released) }},
+			} {
+				p.loseAnswer.Store(true)
+				err := call.call()
+				if p.loseAnswer.Load() {
+					t.Fatalf("%s: no answer was lost", call.what)
+				}
+				if errors.Is(err, idempotency.ErrLeaseLost) {
+					t.Errorf("%s: %v", call.what, err)
+				} else if err != nil {
+					// The driver does not send this again; its caller may.
+					t.Logf("%s: %v", call.what, err)
+					if err := call.call(); err != nil {
+						t.Errorf("%s, sent again: %v", call.what, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestSilentConnection holds every call to its deadline on connections that
 // say nothing any more, and claims again when the network is back.
 func TestSilentConnection(t *testing.T) {

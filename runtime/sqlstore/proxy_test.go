@@ -18,6 +18,8 @@ type proxy struct {
 	// trips counts the client's messages that the server answers with "ready
 	// for query": Query and Sync.
 	trips atomic.Int64
+	// loseAnswer breaks the connection when the server's next message comes.
+	loseAnswer atomic.Bool
 
 	mu     sync.Mutex
 	resume chan struct{} // not nil: silent until closed
@@ -83,6 +85,9 @@ func (p *proxy) forward(to, from net.Conn, client bool) {
 			return
 		}
 		p.await()
+		if !client && p.loseAnswer.CompareAndSwap(true, false) {
+			return
+		}
 		if client && !first && (head[0] == 'Q' || head[0] == 'S') {
 			p.trips.Add(1)
 		}

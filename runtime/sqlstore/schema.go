@@ -32,6 +32,11 @@ func DDL(dialect, tableName string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if dialect == "sqlite" {
+		if err := t.checkSQLite(); err != nil {
+			return "", err
+		}
+	}
 	names, err := fs.Glob(schema, "schema/"+dialect+"/*.sql")
 	if err != nil || len(names) == 0 {
 		return "", fmt.Errorf("sqlstore: there is no dialect %q; write \"postgres\" or \"sqlite\"", dialect)

@@ -36,8 +36,8 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.table.schema != "" {
-		return nil, fmt.Errorf("sqlstore: %q: SQLite has no schemas; name a table alone", o.table.unquoted())
+	if err := o.table.checkSQLite(); err != nil {
+		return nil, err
 	}
 	s := &Store{
 		db:       sqlx.NewDb(db, "sqlite"),
@@ -57,6 +57,13 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 		return nil, fmt.Errorf("sqlstore: SQLite: %w", err)
 	}
 	return s, nil
+}
+
+func (t table) checkSQLite() error {
+	if t.schema != "" {
+		return fmt.Errorf("sqlstore: %q: SQLite has no schemas; name a table alone", t.unquoted())
+	}
+	return nil
 }
 
 // sqliteNow is SQLite's clock, which ticks in milliseconds, in microseconds.

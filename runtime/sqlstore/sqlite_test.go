@@ -141,6 +141,9 @@ func TestDDL(t *testing.T) {
 	if _, err := sqlstore.DDL("oracle", ""); err == nil || !strings.Contains(err.Error(), `write "postgres" or "sqlite"`) {
 		t.Errorf("another dialect: %v", err)
 	}
+	if _, err := sqlstore.DDL("sqlite", "main.keys"); err == nil || !strings.Contains(err.Error(), "no schemas") {
+		t.Errorf("a schema: %v", err)
+	}
 	if _, err := sqlstore.DDL("postgres", "a b"); err == nil || !strings.Contains(err.Error(), "write letters") {
 		t.Errorf("a wrong name: %v", err)
 	}
