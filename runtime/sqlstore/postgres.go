@@ -30,6 +30,8 @@ func NewPostgres(db *sql.DB, opts ...Option) (*Store, error) {
 		sql: newStatements(
 			"{table}", o.table.String(),
 			"{now}", "now()",
+			"{clock}", "clock_timestamp()", // now() stands still in a transaction
+			"{clock_after}", "clock_timestamp() + ?::bigint * interval '1 microsecond'",
 			"{after}", "now() + ?::bigint * interval '1 microsecond'",
 			"{never}", "'infinity'::timestamptz",
 			"{text}", "encode(?, 'escape')", // any bytes, in any encoding of the database

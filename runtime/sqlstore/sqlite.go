@@ -47,6 +47,8 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 		sql: newStatements(
 			"{table}", o.table.String(),
 			"{now}", sqliteNow,
+			"{clock}", sqliteNow,
+			"{clock_after}", sqliteNow+" + ?",
 			"{after}", sqliteNow+" + ?",
 			"{never}", fmt.Sprint(math.MaxInt64),
 			"{text}", "CAST(? AS TEXT)",

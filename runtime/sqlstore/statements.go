@@ -35,6 +35,14 @@ AND (expires_at <= {now} OR (state = 0 AND NOT at_most_once AND lease_until <= {
 	settleSQL = `UPDATE {table} SET state = ?, status = ?, headers = ?, body = ?,
 expires_at = CASE WHEN ? THEN {never} ELSE {after} END` + held + ` RETURNING {facts}`
 
+	// What a transaction did replaces the row it saw, or none.
+	recordSQL = `INSERT INTO {table} AS k (key_hash, claim_id, owner, fingerprint, state, attempt, lease_until, expires_at, operation, key, status, headers, body)
+VALUES (?, ?, ?, ?, ?, ?, {clock}, CASE WHEN ? THEN {never} ELSE {clock_after} END, {text}, {text}, ?, ?, ?)
+ON CONFLICT (key_hash) DO UPDATE SET claim_id = excluded.claim_id, owner = excluded.owner, fingerprint = excluded.fingerprint, state = excluded.state,
+at_most_once = false, attempt = excluded.attempt, lease_until = excluded.lease_until, expires_at = excluded.expires_at, created_at = excluded.created_at,
+operation = excluded.operation, key = excluded.key, status = excluded.status, headers = excluded.headers, body = excluded.body
+WHERE k.claim_id = ? RETURNING {facts}`
+
 	releaseSQL = `DELETE FROM {table}` + held
 
 	// An abandoned claim is given back unless an earlier attempt ran before
@@ -51,7 +59,7 @@ coalesce(status, 0) AS status`
 
 // statements are the statements of one table.
 type statements struct {
-	read, insert, takeover, renew, mark, settle, release, disown *statement
+	read, insert, takeover, renew, mark, settle, release, disown, record *statement
 	// insertOrRead is insert and read in one trip, for dialects that can; its
 	// arguments are theirs. Zero rows: another inserted while it ran.
 	insertOrRead *statement
@@ -68,7 +76,7 @@ func newStatements(words ...string) statements {
 	return statements{
 		read: expand(readSQL), insert: expand(insertSQL), takeover: expand(takeoverSQL),
 		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
-		release: expand(releaseSQL), disown: expand(disownSQL),
+		release: expand(releaseSQL), disown: expand(disownSQL), record: expand(recordSQL),
 		insertOrRead: expand("WITH ins AS (" + insertSQL + ") SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
 	}
 }

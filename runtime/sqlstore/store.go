@@ -32,6 +32,7 @@ type Store struct {
 	table    table
 	sql      statements
 	prepared bool
+	inTx     inTx
 	sweepAt  atomic.Int64 // where PostgreSQL's next sweep begins, in pages
 }
 
@@ -47,6 +48,16 @@ type dialect interface {
 	conflict(error) bool
 	tries() int
 	migrate(context.Context, *Store) error
+	// slots returns how many transactions a pool has room for; 0: no bound.
+	slots(pool int) int
+	isolation() sql.IsolationLevel
+	// claimTx takes the key in a transaction and reads its row, then sets the
+	// savepoint; held says that another transaction has the key.
+	claimTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) (row idempotency.Row, held bool, err error)
+	// awaitTx waits until no transaction holds the key of a lock.
+	awaitTx(ctx context.Context, tx *sqlx.Tx, lock int64) error
+	// rolledBack says that an answer to a commit means that there was none.
+	rolledBack(error) bool
 	// sweep deletes at most max expired rows and counts each step in swept.
 	sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error
 }
