@@ -26,6 +26,7 @@ const (
 	StoreUnavailable  = "idempotency-store-unavailable"
 	OutcomeUnknown    = "idempotency-outcome-unknown"
 	RequestTooLarge   = "request-too-large"
+	ResponseTooLarge  = "response-too-large"
 	RequestUnreadable = "request-unreadable"
 	Unauthenticated   = "unauthenticated"
 	Forbidden         = "forbidden"

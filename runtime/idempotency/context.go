@@ -81,6 +81,9 @@ func MarkEffect(ctx context.Context) error {
 	if e == nil || e.atMostOnce() || e.passed {
 		return nil
 	}
+	if e.op.transactor != nil {
+		return errors.New("idempotency: MarkEffect is not for guarantee: transaction, where a run that fails leaves nothing behind")
+	}
 	err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error {
 		return e.guard.store.MarkEffect(ctx, &e.claim)
 	})
@@ -95,13 +98,18 @@ func MarkEffect(ctx context.Context) error {
 // a flush, a hijack or past the policy's MaxRecordedBody. When it returns nil,
 // "not replayable" is durable, the bytes may pass, and [Guard.Do] will return
 // no response. When it returns an error no byte may pass. In a run that is not
-// guarded it does nothing. It may be called again.
+// guarded it does nothing. It may be called again. Under [Transaction] it always
+// fails: no byte leaves before the commit.
 func Passing(ctx context.Context) error {
 	e := executionFrom(ctx)
 	if e == nil || e.passed {
 		return nil
 	}
 	if e.passErr != nil {
+		return e.passErr
+	}
+	if e.op.transactor != nil {
+		e.passErr = errTooLarge
 		return e.passErr
 	}
 	row, err := e.settle(ctx, Outcome{State: NotReplayable})

@@ -57,19 +57,21 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 		TTL:         p.TTL,
 		AtMostOnce:  p.Guarantee == AtMostOnce,
 		Attempt:     1,
+		StepTimeout: g.storeTimeout,
 	}
 	e.claim.Hash, e.claim.Owner = e.op.identify(principal, key)
 	_, _ = rand.Read(e.claim.ID[:]) // never fails, says crypto/rand
 
-	row, v, err := e.acquire(ctx)
+	if e.op.transactor != nil {
+		return e.runInTx(ctx, req, run)
+	}
+	row, v, err := e.acquire(ctx, func() (Row, error) {
+		return e.claimRow(ctx, func(ctx context.Context) (Row, error) {
+			return g.store.Claim(ctx, &e.claim)
+		})
+	})
 	if err != nil {
-		return g.refuseAs(ctx, e, req, &refusal{
-			name:       wire.StoreUnavailable,
-			status:     http.StatusServiceUnavailable,
-			detail:     "The request was not processed. Send it again with the same key.",
-			retryAfter: retryAfterFailure,
-			err:        err,
-		}), nil
+		return g.refuseAs(ctx, e, req, unavailable(err)), nil
 	}
 	if v != verdictRun {
 		return g.answer(ctx, e, req, &row, v), nil
@@ -110,16 +112,14 @@ const maxTakeovers = 8
 
 // acquire claims the key, taking over what lapsed or expired and waiting for
 // what is in flight as the policy says.
-func (e *execution) acquire(ctx context.Context) (row Row, v verdict, err error) {
+func (e *execution) acquire(ctx context.Context, claim func() (Row, error)) (row Row, v verdict, err error) {
 	waitUntil := time.Now().Add(e.op.WaitFor)
 	pause := firstPause
 	takeovers := 0
-	claim := true
+	again := true
 	for {
-		if claim {
-			row, err = e.claimRow(ctx, func(ctx context.Context) (Row, error) {
-				return e.guard.store.Claim(ctx, &e.claim)
-			})
+		if again {
+			row, err = claim()
 			if err == nil && row.IsZero() {
 				err = errors.New("idempotency: the store returned no row for a claim")
 			}
@@ -127,7 +127,7 @@ func (e *execution) acquire(ctx context.Context) (row Row, v verdict, err error)
 				return row, 0, err
 			}
 		}
-		claim = true
+		again = true
 		switch v = decide(&row, &e.claim, e.op.Policy); v {
 		case verdictTakeOver:
 			if takeovers++; takeovers > maxTakeovers {
@@ -140,8 +140,10 @@ func (e *execution) acquire(ctx context.Context) (row Row, v verdict, err error)
 			if err != nil {
 				return row, 0, err
 			}
-			claim = row.IsZero()
+			// In a transaction what was taken over is claimed once more.
+			again = row.IsZero() || row.Won && e.op.transactor != nil
 			if row.Won {
+				e.tookOver = true
 				e.emit(ctx, Event{Kind: EventTakenOver, Attempt: row.Attempt})
 			}
 		case verdictInFlight:
@@ -224,6 +226,16 @@ func (g *Guard) answer(ctx context.Context, e *execution, req *Request, row *Row
 		})
 	}
 	return g.refuseAs(ctx, e, req, &refusal{name: wire.OutcomeUnknown, status: http.StatusConflict, detail: "An earlier attempt began and did not say how it ended. It is not run again."})
+}
+
+func unavailable(err error) *refusal {
+	return &refusal{
+		name:       wire.StoreUnavailable,
+		status:     http.StatusServiceUnavailable,
+		detail:     "The request was not processed. Send it again with the same key.",
+		retryAfter: retryAfterFailure,
+		err:        err,
+	}
 }
 
 func notReplayable(err error) *refusal {

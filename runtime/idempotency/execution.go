@@ -20,6 +20,7 @@ type execution struct {
 	// monotonic clock, so that it ends here no later than in the store.
 	leaseStart time.Time
 	storeTime  time.Duration
+	tookOver   bool
 
 	mu      sync.Mutex // guards what follows, against the renewal timer
 	stopped bool
@@ -84,6 +85,12 @@ func (e *execution) begin(ctx context.Context) (context.Context, func()) {
 	detached, e.cancel = context.WithCancelCause(detached)
 	run := context.WithValue(detached, executionKey{}, e)
 
+	if e.op.transactor != nil { // a transaction holds its key for as long as it lasts
+		return run, func() {
+			e.cancel(context.Canceled)
+			release()
+		}
+	}
 	lease := e.op.Lease
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,6 +180,8 @@ const (
 	lastPause  = 500 * time.Millisecond
 )
 
+var errNoAnswer = errors.New("idempotency: the handler returned neither a response nor an error")
+
 // finish records the handler's answer or frees the key, and returns what is
 // sent: the answer only once its record is durable.
 func (e *execution) finish(ctx context.Context, req *Request, resp *Response, err error) (*Response, error) {
@@ -184,7 +193,7 @@ func (e *execution) finish(ctx context.Context, req *Request, resp *Response, er
 		return nil, err
 	case resp == nil:
 		if err == nil {
-			err = errors.New("idempotency: the handler returned neither a response nor an error")
+			err = errNoAnswer
 		}
 		if e.atMostOnce() {
 			e.emit(ctx, Event{Kind: EventUnknown, Attempt: attempt, Err: err})
@@ -198,24 +207,34 @@ func (e *execution) finish(ctx context.Context, req *Request, resp *Response, er
 	if !e.atMostOnce() && !e.op.records(resp.Status) {
 		return e.release(ctx, req, resp, err)
 	}
-	o := Outcome{State: Completed, Status: resp.Status}
-	if e.op.Replay.None || int64(len(resp.Body)) > e.op.MaxRecordedBody {
-		o.State = NotReplayable
-	} else {
-		o.Header = encodeHeader(resp.Header, e.op.Replay.Marker)
-		if bodyAllowed(resp.Status) {
-			o.Body = resp.Body
-		}
-	}
+	o := e.op.outcome(resp)
 	answer, err := e.settled(ctx, req, o, resp, err)
 	if answer == resp {
-		kind := EventRecorded
-		if o.State != Completed {
-			kind = EventNotReplayable
-		}
-		e.emit(ctx, Event{Kind: kind, Attempt: attempt, Status: resp.Status})
+		e.emitSettled(ctx, o)
 	}
 	return answer, err
+}
+
+func (e *execution) emitSettled(ctx context.Context, o Outcome) {
+	kind := EventRecorded
+	if o.State != Completed {
+		kind = EventNotReplayable
+	}
+	e.emit(ctx, Event{Kind: kind, Attempt: e.claim.Attempt, Status: o.Status})
+}
+
+// outcome returns what is recorded of an answer.
+func (op *operation) outcome(resp *Response) Outcome {
+	o := Outcome{State: Completed, Status: resp.Status}
+	if op.Replay.None || int64(len(resp.Body)) > op.MaxRecordedBody {
+		o.State = NotReplayable
+		return o
+	}
+	o.Header = encodeHeader(resp.Header, op.Replay.Marker)
+	if bodyAllowed(resp.Status) {
+		o.Body = resp.Body
+	}
+	return o
 }
 
 func (e *execution) settled(ctx context.Context, req *Request, o Outcome, resp *Response, handlerErr error) (*Response, error) {

@@ -164,7 +164,7 @@ func Register[T any](guard *Guard, policies ...*Policy) {
 		if guard.identities[p.Operation] != nil {
 			panic(fmt.Sprintf("idempotency: two packages register operation %q on one guard, so that their keys would meet: give each a guard of its own with idempotency.WithNamespace", p.Operation))
 		}
-		op, err := newOperation(p, guard.namespace, guard.principals[native])
+		op, err := newOperation(p, guard.store, guard.namespace, guard.principals[native])
 		if err != nil {
 			panic(fmt.Sprintf("idempotency: operation %q: %v", p.Operation, err))
 		}

@@ -958,7 +958,7 @@ func TestRegisterPanicsClearly(t *testing.T) {
 	plain := func(*idempotency.Policy) {}
 	for want, register := range map[string]func(){
 		"the guard is nil": func() { idempotency.Register[*http.Request](nil) },
-		"transaction is not supported": func() {
+		"transaction needs a store": func() {
 			idempotency.Register[*http.Request](fresh(), policy(func(p *idempotency.Policy) { p.Guarantee = idempotency.Transaction }))
 		},
 		"no principal function": func() {

@@ -174,7 +174,7 @@ func FuzzKey(f *testing.F) {
 		f.Add(s)
 	}
 	p := DefaultPolicy("POST /")
-	op, err := newOperation(&p, "", nil)
+	op, err := newOperation(&p, nil, "", nil)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func FuzzHeader(f *testing.F) {
 // What is written down once must be read the same by every later version.
 func TestStoredFormsDoNotChange(t *testing.T) {
 	p := DefaultPolicy("POST /orders")
-	op, err := newOperation(&p, "ns", nil)
+	op, err := newOperation(&p, nil, "ns", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

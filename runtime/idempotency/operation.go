@@ -22,11 +22,22 @@ type operation struct {
 	readsBody  bool
 	hashPrefix []byte
 	principal  principalFunc
+	transactor Transactor // nil unless the guarantee is Transaction
 }
 
-func newOperation(p *Policy, namespace string, who principalFunc) (*operation, error) {
+func newOperation(p *Policy, store Store, namespace string, who principalFunc) (*operation, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
+	}
+	var transactor Transactor
+	if p.Guarantee == Transaction {
+		var ok bool
+		if transactor, ok = store.(Transactor); !ok {
+			return nil, fmt.Errorf("guarantee: transaction needs a store in the handlers' own database, and %T is none; use a sqlstore", store)
+		}
+		if err := transactor.CheckTx(); err != nil {
+			return nil, fmt.Errorf("guarantee: transaction: %w", err)
+		}
 	}
 	if p.Secured && who == nil {
 		return nil, errors.New("it is secured, and the guard has no principal function for it: pass the generated PrincipalFrom(…) to idempotency.New")
@@ -36,6 +47,8 @@ func newOperation(p *Policy, namespace string, who principalFunc) (*operation, e
 		header:    http.CanonicalHeaderKey(p.Header),
 		readsBody: p.OnMismatch != ReplayAnyway && p.Fingerprint.Body != BodyNone,
 		principal: who,
+
+		transactor: transactor,
 	}
 	if p.Key.Pattern != "" {
 		op.pattern = regexp.MustCompile(p.Key.Pattern)
@@ -90,9 +103,7 @@ func (p *Policy) validate() error {
 	}
 	check(p.Replay.Status == 0 || p.Replay.Status == http.StatusOK, "Replay.Status is %d, not 0 or 200", p.Replay.Status)
 	switch p.Guarantee {
-	case AtLeastOnce, AtMostOnce:
-	case Transaction:
-		check(false, "guarantee: transaction is not supported by this version; use atMostOnce, or atLeastOnce with a UNIQUE of your own on KeyFrom(ctx).ID()")
+	case AtLeastOnce, AtMostOnce, Transaction:
 	default:
 		check(false, "Guarantee is %q", p.Guarantee)
 	}

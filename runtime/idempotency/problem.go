@@ -32,6 +32,7 @@ var titles = map[string]string{
 	wire.StoreUnavailable:  "The idempotency store is not available",
 	wire.OutcomeUnknown:    "The outcome of the request is not known",
 	wire.RequestTooLarge:   "The request body is too large",
+	wire.ResponseTooLarge:  "The answer is too large to be recorded",
 	wire.RequestUnreadable: "The request body could not be read",
 	wire.Unauthenticated:   "The caller is not authenticated",
 	wire.Forbidden:         "The caller may not do this",

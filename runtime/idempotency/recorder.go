@@ -47,7 +47,9 @@ func (g *Guard) innermost(h http.Handler) http.Handler {
 // A Recorder is the http.ResponseWriter of a guarded run: it keeps the answer
 // until its record is durable. At the first Flush or Hijack, and past the
 // policy's MaxRecordedBody, it calls [Passing], and from then on the bytes go
-// straight to the writer below. Informational responses (1xx) always do.
+// straight to the writer below. Informational responses (1xx) always do. Under
+// [Transaction] a Flush does nothing, and neither a Hijack nor an answer past the
+// limit is possible.
 //
 // It is for the handler's goroutine, like any http.ResponseWriter.
 type Recorder struct {
@@ -169,6 +171,9 @@ func (rec *Recorder) FlushError() error {
 		if rec.status == 0 {
 			rec.WriteHeader(http.StatusOK)
 		}
+		if rec.e.op.transactor != nil {
+			return nil
+		}
 		if err := rec.pass(); err != nil {
 			return err
 		}
@@ -182,7 +187,7 @@ func (rec *Recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if !supports(rec.w, func(w http.ResponseWriter) bool {
 		_, ok := w.(http.Hijacker)
 		return ok
-	}) {
+	}) || !rec.passing && rec.e.op.transactor != nil {
 		return nil, nil, http.ErrNotSupported
 	}
 	if !rec.passing {

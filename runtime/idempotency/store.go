@@ -66,6 +66,39 @@ type Sweeper interface {
 	Sweep(ctx context.Context, max int) (int, error)
 }
 
+// A Transactor is a Store that can run a handler inside a transaction of its
+// own database, for [Transaction].
+type Transactor interface {
+	// CheckTx returns nil, or why InTx cannot work here.
+	CheckTx() error
+
+	// InTx claims the key in a new transaction, calls run on the caller's
+	// goroutine with a context that carries the transaction, and commits run's
+	// writes and its outcome, which is Completed or NotReplayable, together.
+	//
+	// A key is free when there is no row, the row is expired, or it is
+	// Processing and holds c.ID. If it is not free, run is not called and the
+	// row is returned; for one that another transaction holds, and that cannot
+	// be seen yet, a Processing row with c's owner and fingerprint that is not
+	// Lapsed. A row that has Won is committed. One that has not, although run
+	// was called, was written meanwhile by another: everything was rolled back.
+	//
+	// When keepWrites is false run's writes are rolled back and its outcome is
+	// recorded. When run fails or panics everything is rolled back, and the
+	// error or the panic goes on. Each step of the store's own takes at most
+	// c.StepTimeout. An error means that nothing happened, unless it is
+	// ErrOutcomeUnknown or ErrTxEnded.
+	InTx(ctx context.Context, c *Claim, run func(context.Context) (o Outcome, keepWrites bool, err error)) (Row, error)
+}
+
+// ErrOutcomeUnknown says that a commit was sent, and that nobody could be asked
+// whether it took place.
+var ErrOutcomeUnknown = errors.New("idempotency: the outcome of the commit is unknown")
+
+// ErrTxEnded says that a handler committed or rolled back the guard's
+// transaction by itself. The key's outcome is then unknown.
+var ErrTxEnded = errors.New("idempotency: the handler ended the guard's transaction by itself; leave commit and rollback to the guard")
+
 // ErrLeaseLost says that a row does not hold the caller's claim any more: its
 // lease ended and another took over, or an operator settled it.
 var ErrLeaseLost = errors.New("idempotency: lease lost")
@@ -92,7 +125,8 @@ type Claim struct {
 	Lease       time.Duration
 	TTL         time.Duration
 	AtMostOnce  bool
-	Attempt     int // 1 for a fresh claim; after Takeover the row's
+	Attempt     int           // 1 for a fresh claim; after Takeover the row's
+	StepTimeout time.Duration // for Transactor.InTx
 }
 
 // A State is the state of a row. The numbers are stored.
