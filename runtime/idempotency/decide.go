@@ -1,7 +1,5 @@
 package idempotency
 
-import "bytes"
-
 // A verdict is what the state of a key means for a request.
 type verdict int
 
@@ -17,21 +15,22 @@ const (
 
 // decide is the one place where a row becomes a verdict, for a row read in any
 // way: by a claim, after a wait, in place of a takeover or settlement that lost.
-func decide(row *Row, c *Claim, p *Policy) verdict {
+func (e *execution) decide(row *Row) verdict {
 	if row.Won {
 		return verdictRun
 	}
 	if row.Expired {
 		return verdictTakeOver
 	}
-	if row.Owner != c.Owner {
+	if row.Owner != e.claim.Owner {
 		return verdictMismatch
 	}
-	if p.OnMismatch != ReplayAnyway {
-		if !comparableFingerprints(row.Fingerprint, c.Fingerprint) {
+	if e.op.OnMismatch != ReplayAnyway {
+		same, known := e.sameRequest(row.Fingerprint)
+		if !known {
 			return verdictNotReplayable
 		}
-		if !bytes.Equal(row.Fingerprint, c.Fingerprint) {
+		if !same {
 			return verdictMismatch
 		}
 	}

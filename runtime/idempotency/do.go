@@ -41,9 +41,8 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	if refused == nil {
 		principal, refused = e.op.authenticate(req)
 	}
-	var fingerprint []byte
 	if refused == nil {
-		fingerprint, refused = e.op.fingerprint(req)
+		e.digest, refused = e.op.digestRequest(req)
 	}
 	if refused != nil {
 		g.emit(ctx, Event{Kind: EventRefused, Operation: p.Operation, Problem: refused.name, Status: refused.status, Err: refused.err})
@@ -52,7 +51,7 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	e.claim = Claim{
 		Operation:   p.Operation,
 		Key:         key,
-		Fingerprint: fingerprint,
+		Fingerprint: fingerprint(e.digest, g.currentSecret()),
 		Lease:       p.Lease,
 		TTL:         p.TTL,
 		AtMostOnce:  p.Guarantee == AtMostOnce,
@@ -128,7 +127,7 @@ func (e *execution) acquire(ctx context.Context, claim func() (Row, error)) (row
 			}
 		}
 		again = true
-		switch v = decide(&row, &e.claim, e.op.Policy); v {
+		switch v = e.decide(&row); v {
 		case verdictTakeOver:
 			if takeovers++; takeovers > maxTakeovers {
 				return row, verdictInFlight, nil
@@ -203,7 +202,7 @@ func (e *execution) run(ctx context.Context, req *Request, run func(context.Cont
 func (g *Guard) answer(ctx context.Context, e *execution, req *Request, row *Row, v verdict) *Response {
 	switch v {
 	case verdictReplay:
-		resp, err := e.op.replay(&row.Outcome)
+		resp, err := e.replay(row)
 		if err == nil {
 			e.emit(ctx, Event{Kind: EventReplayed, Status: resp.Status, Attempt: row.Attempt})
 			return resp

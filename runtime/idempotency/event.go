@@ -40,6 +40,7 @@ const (
 	EventPanicked      EventKind = "panicked"       // the handler panicked; the key is held until its lease ends
 	EventRenewFailed   EventKind = "renew failed"   // a renewal failed; the handler is cancelled if none succeeds
 	EventLeaseLost     EventKind = "lease lost"     // another run took over, or an operator settled the key
+	EventSealFailed    EventKind = "seal failed"    // the sealer failed; the answer is not recorded
 	EventStoreFailed   EventKind = "store failed"   // a call of the store failed; Err says how
 )
 

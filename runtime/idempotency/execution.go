@@ -15,6 +15,8 @@ type execution struct {
 	guard *Guard
 	op    *operation
 	claim Claim
+	// digest is what the claim's fingerprint was made of.
+	digest [32]byte
 
 	// The lease is counted from before the statement that got it, on the
 	// monotonic clock, so that it ends here no later than in the store.
@@ -207,7 +209,7 @@ func (e *execution) finish(ctx context.Context, req *Request, resp *Response, er
 	if !e.atMostOnce() && !e.op.records(resp.Status) {
 		return e.release(ctx, req, resp, err)
 	}
-	o := e.op.outcome(resp)
+	o := e.outcome(ctx, resp)
 	answer, err := e.settled(ctx, req, o, resp, err)
 	if answer == resp {
 		e.emitSettled(ctx, o)
@@ -224,17 +226,24 @@ func (e *execution) emitSettled(ctx context.Context, o Outcome) {
 }
 
 // outcome returns what is recorded of an answer.
-func (op *operation) outcome(resp *Response) Outcome {
-	o := Outcome{State: Completed, Status: resp.Status}
-	if op.Replay.None || int64(len(resp.Body)) > op.MaxRecordedBody {
-		o.State = NotReplayable
-		return o
+func (e *execution) outcome(ctx context.Context, resp *Response) Outcome {
+	notReplayable := Outcome{State: NotReplayable, Status: resp.Status}
+	if e.op.Replay.None || int64(len(resp.Body)) > e.op.MaxRecordedBody {
+		return notReplayable
 	}
-	o.Header = encodeHeader(resp.Header, op.Replay.Marker)
+	o := Outcome{State: Completed, Status: resp.Status, Header: encodeHeader(resp.Header, e.op.Replay.Marker)}
 	if bodyAllowed(resp.Status) {
 		o.Body = resp.Body
 	}
-	return o
+	if e.guard.sealer == nil {
+		return o
+	}
+	sealed, err := seal(e.guard.sealer, o, e.claim.Hash, e.claim.ID)
+	if err != nil {
+		e.emit(ctx, Event{Kind: EventSealFailed, Attempt: e.claim.Attempt, Status: resp.Status, Err: err})
+		return notReplayable
+	}
+	return sealed
 }
 
 func (e *execution) settled(ctx context.Context, req *Request, o Outcome, resp *Response, handlerErr error) (*Response, error) {
@@ -274,7 +283,7 @@ func (e *execution) superseded(ctx context.Context, req *Request, row *Row) *Res
 	if row.IsZero() {
 		return e.guard.refuseAs(ctx, e, req, unsettled())
 	}
-	v := decide(row, &e.claim, e.op.Policy)
+	v := e.decide(row)
 	if v == verdictRun || v == verdictTakeOver {
 		return e.guard.refuseAs(ctx, e, req, unsettled())
 	}

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"bytes"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -22,9 +23,38 @@ import (
 // the first bytes, so that what cannot be compared is not taken for different.
 const fingerprintVersion = 1
 
-// fingerprint returns what is compared between two requests that carry the same
-// key, or the refusal of a body that cannot be read.
-func (op *operation) fingerprint(req *Request) ([]byte, *refusal) {
+// fingerprint returns the digest as it is stored under a secret, or under none.
+func fingerprint(digest [32]byte, secret *Secret) []byte {
+	if secret == nil {
+		return append([]byte{fingerprintVersion, 0}, digest[:]...)
+	}
+	mac := hmac.New(sha256.New, secret.Key)
+	mac.Write(digest[:])
+	return mac.Sum(append([]byte{fingerprintVersion, byte(len(secret.ID))}, secret.ID...))
+}
+
+// sameRequest compares a stored fingerprint with this request, under the secret
+// that the stored one names. It is not known when that secret is gone, or when
+// another version of this package wrote it.
+func (e *execution) sameRequest(stored []byte) (same, known bool) {
+	if len(stored) < 2 || stored[0] != fingerprintVersion || len(stored) < 2+int(stored[1]) {
+		return false, false
+	}
+	id := string(stored[2 : 2+stored[1]])
+	if id == "" {
+		return bytes.Equal(stored, fingerprint(e.digest, nil)), true
+	}
+	for i := range e.guard.secrets {
+		if secret := &e.guard.secrets[i]; secret.ID == id {
+			return hmac.Equal(stored, fingerprint(e.digest, secret)), true
+		}
+	}
+	return false, false
+}
+
+// digestRequest returns the digest of what is compared between two requests that
+// carry the same key, or the refusal of a body that cannot be read.
+func (op *operation) digestRequest(req *Request) (digest [32]byte, refused *refusal) {
 	d := digester{sha256.New()}
 	d.field(req.Method)
 	d.field(req.Path)
@@ -44,13 +74,13 @@ func (op *operation) fingerprint(req *Request) ([]byte, *refusal) {
 	if op.readsBody {
 		body, err := req.readBody(op.MaxRequestBody)
 		if err != nil {
-			return nil, unreadable(err)
+			return digest, unreadable(err)
 		}
 		d.body(op.Fingerprint.Body, req.Header.Get("Content-Type"), body, op.ignore)
 	} else if req.limitBody != nil {
 		req.limitBody(op.MaxRequestBody)
 	}
-	return d.Sum([]byte{fingerprintVersion, 0}), nil
+	return [32]byte(d.Sum(nil)), nil
 }
 
 func unreadable(err error) *refusal {
@@ -59,12 +89,6 @@ func unreadable(err error) *refusal {
 		return &refusal{name: wire.RequestTooLarge, status: http.StatusRequestEntityTooLarge, detail: "The request body is larger than this operation accepts."}
 	}
 	return &refusal{name: wire.RequestUnreadable, status: http.StatusBadRequest, detail: "The request body ended before it was complete.", err: err}
-}
-
-// comparableFingerprints reports whether a stored fingerprint was made by the same version
-// and secret as mine, so that a difference means another request.
-func comparableFingerprints(stored, mine []byte) bool {
-	return len(stored) >= 2 && bytes.Equal(stored[:2], mine[:2]) && len(stored) == len(mine)
 }
 
 type digester struct{ hash.Hash }

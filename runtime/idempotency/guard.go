@@ -28,6 +28,8 @@ type Guard struct {
 	storeTimeout time.Duration
 	inner        []func(http.Handler) http.Handler
 	principals   map[reflect.Type]principalFunc
+	secrets      []Secret // the first is the current one
+	sealer       Sealer
 
 	mu         sync.RWMutex
 	operations map[*Policy]*operation
@@ -56,6 +58,9 @@ func New(store Store, options ...Option) (*Guard, error) {
 	}
 	for _, o := range options {
 		o.apply(g)
+	}
+	if err := checkSecrets(g.secrets, 1); err != nil {
+		return nil, fmt.Errorf("idempotency: fingerprint secrets: %w", err)
 	}
 	if g.storeTimeout <= 0 {
 		return nil, fmt.Errorf("idempotency: store timeout %v is not positive", g.storeTimeout)

@@ -226,11 +226,11 @@ func TestStoredFormsDoNotChange(t *testing.T) {
 		Method: "POST", Path: "/orders", RawQuery: "b=1&a=2", Header: http.Header{"Content-Type": {"application/json"}},
 		Body: func(int64) ([]byte, error) { return []byte(`{"b":1,"a":"é"}`), nil },
 	}
-	fingerprint, refused := op.fingerprint(req)
+	digest, refused := op.digestRequest(req)
 	if refused != nil {
 		t.Fatal(refused)
 	}
-	got := fmt.Sprintf("%x\n%x\n%x\n%x", hash, owner, fingerprint, encodeHeader(http.Header{"Etag": {"1"}, "Link": {"a", "b"}}, ""))
+	got := fmt.Sprintf("%x\n%x\n%x\n%x", hash, owner, fingerprint(digest, nil), encodeHeader(http.Header{"Etag": {"1"}, "Link": {"a", "b"}}, ""))
 	want := strings.TrimSpace(storedForms)
 	if got != want {
 		t.Fatalf("stored forms are\n%s\nwant\n%s", got, want)

@@ -71,7 +71,11 @@ func recordable(name string) bool {
 	return true
 }
 
-const headerEncoding = 1
+// The first byte of a recorded header.
+const (
+	headerEncoding = 1
+	sealedEncoding = 2 // and the body is sealed too
+)
 
 // encodeHeader encodes the recordable fields byte for byte.
 func encodeHeader(h http.Header, marker string) []byte {
@@ -124,8 +128,16 @@ func cutField(b []byte) (field string, rest []byte, ok bool) {
 	return string(b[:size]), b[size:], true
 }
 
-// replay returns the recorded answer as p has it sent.
-func (p *Policy) replay(o *Outcome) (*Response, error) {
+// replay returns the recorded answer as the policy has it sent.
+func (e *execution) replay(row *Row) (*Response, error) {
+	p, o := e.op.Policy, &row.Outcome
+	if len(o.Header) > 0 && o.Header[0] == sealedEncoding {
+		opened, err := open(e.guard.sealer, *o, e.claim.Hash, row.ID)
+		if err != nil {
+			return nil, err
+		}
+		o = &opened
+	}
 	h, err := decodeHeader(o.Header)
 	if err != nil {
 		return nil, err

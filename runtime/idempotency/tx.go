@@ -50,7 +50,7 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		if !e.op.records(resp.Status) {
 			return Outcome{}, false, errFreed
 		}
-		outcome = e.op.outcome(resp)
+		outcome = e.outcome(ctx, resp)
 		if outcome.State != Completed && !e.op.Replay.None {
 			e.passErr = errTooLarge
 			return Outcome{}, false, errFreed
@@ -64,7 +64,7 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		start := time.Now()
 		row, err := e.op.transactor.InTx(runCtx, &e.claim, handle)
 		e.countStoreTime(1, start)
-		if err == nil && ran && !row.Won && (row.IsZero() || decide(&row, &e.claim, e.op.Policy) == verdictTakeOver) {
+		if err == nil && ran && !row.Won && (row.IsZero() || e.decide(&row) == verdictTakeOver) {
 			err = errRaced
 		}
 		return row, err
