@@ -35,6 +35,13 @@ Usage:
 
   oapi-idempotent [generate] [flags] <document>
 
+Other verbs, each with a help of its own (oapi-idempotent <verb> -h):
+
+  check      is the generated file up to date? Writes nothing
+  explain    what holds for each operation, and where the document says so
+  sql        print the table's DDL, or write it as a migration
+  keys       list, show, settle and sweep the keys in a PostgreSQL database
+
 <document> is a file or an http(s) URL, YAML or JSON. A minimal config:
 
   # api.yaml
@@ -102,51 +109,12 @@ func (f *flags) declare(set *flag.FlagSet) {
 }
 
 func generate(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var f flags
-	set := flag.NewFlagSet("oapi-idempotent", flag.ContinueOnError)
-	set.SetOutput(io.Discard)
-	f.declare(set)
-	switch err := set.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, help)
-		set.SetOutput(stdout)
-		set.PrintDefaults()
-		return nil
-	case err != nil:
-		return usageError{err.Error()}
-	}
-	if f.version {
-		fmt.Fprintf(stdout, "oapi-idempotent v%s\noapi-codegen %s\n", idempotency.Version, generator.OapiCodegenVersion())
-		return nil
-	}
-	switch set.NArg() {
-	case 1:
-	case 0:
-		return usageError{"name an OpenAPI document"}
-	default:
-		return usageError{fmt.Sprintf("name one OpenAPI document, as the last argument, not %q", set.Args())}
-	}
-
-	cfg, err := f.configuration(set)
-	if err != nil {
+	set := flag.NewFlagSet("generate", flag.ContinueOnError)
+	cfg, err := configure(ctx, set, help, args, stdout, stderr)
+	if cfg == nil || err != nil {
 		return err
 	}
-	cfg.Spec = filepath.ToSlash(set.Arg(0))
-	cfg.FS = hostFS{}
-	cfg = cfg.WithDefaults()
-	if cfg.PackageName == "" {
-		cfg.PackageName = packageName(ctx, cfg.Output, cfg.Spec)
-	}
-	if err := cfg.Validate(); err != nil {
-		return fmt.Errorf("configuration: %w", err)
-	}
-	warn(stderr, cfg.Generate.Warnings())
-	warn(stderr, cfg.Warnings())
-	if f.outputConfig {
-		return printConfig(stdout, cfg)
-	}
-
-	files, err := generator.Generate(ctx, cfg)
+	files, err := generator.Generate(ctx, *cfg)
 	if err != nil {
 		return err
 	}
@@ -161,6 +129,49 @@ func generate(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		}
 	}
 	return nil
+}
+
+// configure reads a command line of generate's flags and those that set has
+// already, and the config file. The config is nil when the command line only
+// asked for what has been printed by now, such as the help.
+func configure(ctx context.Context, set *flag.FlagSet, help string, args []string, stdout, stderr io.Writer) (*generator.Config, error) {
+	var f flags
+	f.declare(set)
+	operands, done, err := parseFlags(set, help, args, stdout)
+	if done || err != nil {
+		return nil, err
+	}
+	if f.version {
+		fmt.Fprintf(stdout, "oapi-idempotent v%s\noapi-codegen %s\n", idempotency.Version, generator.OapiCodegenVersion())
+		return nil, nil
+	}
+	switch len(operands) {
+	case 1:
+	case 0:
+		return nil, usageError{"name an OpenAPI document"}
+	default:
+		return nil, usageError{fmt.Sprintf("name one OpenAPI document, not %q", operands)}
+	}
+
+	cfg, err := f.configuration(set)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Spec = filepath.ToSlash(operands[0])
+	cfg.FS = hostFS{}
+	cfg = cfg.WithDefaults()
+	if cfg.PackageName == "" {
+		cfg.PackageName = packageName(ctx, cfg.Output, cfg.Spec)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	warn(stderr, cfg.Generate.Warnings())
+	warn(stderr, cfg.Warnings())
+	if f.outputConfig {
+		return nil, printConfig(stdout, cfg)
+	}
+	return &cfg, nil
 }
 
 func warn(stderr io.Writer, warnings map[string]string) {

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -26,14 +27,14 @@ const (
 
 // A verb is one thing that the command does.
 type verb struct {
-	name    string
-	summary string
-	run     func(ctx context.Context, args []string, stdout, stderr io.Writer) error
+	name string
+	run  func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 }
 
 // verbs lists them; the first is the default.
 var verbs = []verb{
-	{"generate", "generate Go code from an OpenAPI document", generate},
+	{"generate", generate},
+	{"check", check},
 }
 
 // A usageError is a mistake in the command line.
@@ -62,11 +63,32 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, findings) // each line begins with its file
 		return exitFailure
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "oapi-idempotent: %s\nRun 'oapi-idempotent -h' for help.\n", usage.message)
+		fmt.Fprintf(stderr, "oapi-idempotent: %s\nRun '%s -h' for help.\n", usage.message, strings.TrimSpace("oapi-idempotent "+verb.name))
 		return exitUsage
 	default:
 		fmt.Fprintf(stderr, "oapi-idempotent: %v\n", err)
 		return exitFailure
+	}
+}
+
+// parseFlags parses flags and operands in any order. It prints the help, and is
+// done, if that is what args ask for.
+func parseFlags(set *flag.FlagSet, help string, args []string, stdout io.Writer) (operands []string, done bool, err error) {
+	set.SetOutput(io.Discard)
+	for {
+		switch err := set.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			fmt.Fprint(stdout, help)
+			set.SetOutput(stdout)
+			set.PrintDefaults()
+			return nil, true, nil
+		case err != nil:
+			return nil, false, usageError{err.Error()}
+		case set.NArg() == 0:
+			return operands, false, nil
+		}
+		operands = append(operands, set.Arg(0))
+		args = set.Args()[1:]
 	}
 }
 
