@@ -33,7 +33,7 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	if outer := executionFrom(ctx); outer != nil && outer.op == e.op && outer.claim.Key == key {
 		return run(ctx)
 	}
-	if refused != nil && refused.name == wire.MissingKey && p.OnMissing == RunUnguarded {
+	if refused != nil && refused.name == wire.MissingKey && (p.OnMissing == RunUnguarded || g.optionalKeys) {
 		g.emit(ctx, Event{Kind: EventUnguarded, Operation: p.Operation})
 		return run(ctx)
 	}

@@ -30,6 +30,7 @@ type Guard struct {
 	principals   map[reflect.Type]principalFunc
 	secrets      []Secret // the first is the current one
 	sealer       Sealer
+	optionalKeys bool
 
 	mu         sync.RWMutex
 	operations map[*Policy]*operation
@@ -83,6 +84,13 @@ func WithNamespace(namespace string) Option {
 // request or renews its lease. The guard itself does not log.
 func WithObserver(f func(context.Context, Event)) Option {
 	return optionFunc(func(g *Guard) { g.observe = f })
+}
+
+// WithOptionalKeys lets every request without a key run unguarded, whatever its
+// policy says: for tests, and while clients learn to send keys. The observer
+// hears of each.
+func WithOptionalKeys() Option {
+	return optionFunc(func(g *Guard) { g.optionalKeys = true })
 }
 
 // WithProblem replaces the body of every refusal by the caller's own error

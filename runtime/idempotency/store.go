@@ -25,7 +25,8 @@ type Store interface {
 	// call inserted it, and also when an earlier attempt of the same call did
 	// whose answer was lost. An existing row is returned as it is, expired or
 	// not. A claim that keeps losing races to rows that vanish returns a row in
-	// state Processing that is not Lapsed, or an error; never a zero Row.
+	// state Processing that is not Lapsed, or an error; never a zero Row. After
+	// an error c.ID is not used again: the store may give the claim back.
 	Claim(ctx context.Context, c *Claim) (Row, error)
 
 	// Takeover replaces the claim seen by c, with every column anew, if the row
