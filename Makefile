@@ -1,7 +1,7 @@
 # Modules that are never released, for what the root module must not require.
 NESTED = internal/routertest
 
-.PHONY: test generate
+.PHONY: test generate lint
 
 # All tests of all modules. PostgreSQL is started by the tests themselves.
 test:
@@ -13,3 +13,14 @@ test:
 generate:
 	go generate ./...
 	go test ./generator ./generator/internal/policy -update
+
+# The version is pinned here, outside go.mod, so that no user inherits it.
+STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+lint:
+	@unformatted=$$(gofmt -l cmd generator runtime internal examples templates | grep -v /want/); test -z "$$unformatted" || (echo "gofmt: $$unformatted" && exit 1)
+	go vet ./...
+	$(STATICCHECK) ./cmd/... ./generator/... ./runtime/... ./internal/... ./templates/...
+	@# What is generated keeps oapi-codegen's own error texts, which begin with capitals.
+	$(STATICCHECK) -checks inherit,-ST1005 ./examples/... ./testdata/golden/...
+	@for module in $(NESTED); do (cd $$module && go vet ./... && $(STATICCHECK) -checks inherit,-ST1005 ./...) || exit 1; done
