@@ -22,6 +22,7 @@ func open(ctx context.Context, postgres, sqlite string) (*sqlx.DB, *sqlstore.Sto
 	if err != nil {
 		return nil, nil, err
 	}
+	db.SetMaxOpenConns(16) // several servers share a PostgreSQL's hundred connections
 	store, err := migrate(ctx, db, driver, id)
 	if err != nil {
 		db.Close()

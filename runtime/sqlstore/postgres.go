@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/jmoiron/sqlx"
@@ -54,15 +55,16 @@ func (postgres) claims(s *statements, insert, read []any) []bound {
 func (postgres) tries() int { return 12 }
 
 func (postgres) conflict(err error) bool {
+	return hasState(err, "40001", "40P01") // serialization failure, deadlock
+}
+
+func (postgres) full(err error) bool {
+	return hasState(err, "53300") // too many connections
+}
+
+func hasState(err error, states ...string) bool {
 	var state interface{ SQLState() string }
-	if !errors.As(err, &state) {
-		return false
-	}
-	switch state.SQLState() {
-	case "40001", "40P01": // serialization failure, deadlock
-		return true
-	}
-	return false
+	return errors.As(err, &state) && slices.Contains(states, state.SQLState())
 }
 
 func (postgres) migrate(ctx context.Context, s *Store) error {

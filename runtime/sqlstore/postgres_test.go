@@ -390,6 +390,31 @@ func TestDuplicatesDoNotStarveThePool(t *testing.T) {
 	}
 }
 
+// TestServerWithoutConnectionsLeft has a pool without a bound ask for more
+// connections than the server has.
+func TestServerWithoutConnectionsLeft(t *testing.T) {
+	db, err := sql.Open("postgres", pgtest.Start(t, "max_connections=10").DSN(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	store := newPostgres(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	errs := make(chan error, 100)
+	for range cap(errs) {
+		go func() {
+			_, err := store.Claim(ctx, newClaim())
+			errs <- err
+		}()
+	}
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestApplicationClockDoesNotCount runs one application a quarter of a century
 // behind, as synctest's clock is, beside one that is not.
 func TestApplicationClockDoesNotCount(t *testing.T) {

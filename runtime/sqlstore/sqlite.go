@@ -109,6 +109,8 @@ func (sqlite) claims(s *statements, insert, read []any) []bound {
 // tries is without bound: whoever waits for the writer has a context to end it.
 func (sqlite) tries() int { return math.MaxInt }
 
+func (sqlite) full(error) bool { return false }
+
 func (sqlite) conflict(err error) bool {
 	var coded interface{ Code() int }
 	if !errors.As(err, &coded) {

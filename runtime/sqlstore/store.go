@@ -47,6 +47,8 @@ type dialect interface {
 	// wrote nothing, and may be sent again; and how often at most.
 	conflict(error) bool
 	tries() int
+	// full says that the server has no connection left for the pool.
+	full(error) bool
 	migrate(context.Context, *Store) error
 	// slots returns how many transactions a pool has room for; 0: no bound.
 	slots(pool int) int
@@ -299,13 +301,19 @@ func inFlight(c *idempotency.Claim) idempotency.Row {
 // errExhausted says that others were faster as often as a call may try.
 var errExhausted = errors.New("too many conflicts with others at the same time; try again")
 
-// persist runs try until it is done or fails with more than a conflict.
+// persist runs try until it is done or fails with more than a conflict. While
+// the server has no connection left it tries for as long as ctx lets it.
 func (s *Store) persist(ctx context.Context, try func() (done bool, err error)) error {
-	for n := range s.dialect.tries() {
-		if n > 1 {
+	full := false
+	for n := 0; n < s.dialect.tries(); {
+		if n > 1 || full {
+			pause := time.Millisecond << min(n, 6)
+			if full {
+				pause = 100 * time.Millisecond
+			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(rand.N(time.Millisecond << min(n, 6))):
+			case <-time.After(rand.N(pause)):
 			}
 		}
 		if err := ctx.Err(); err != nil {
@@ -315,8 +323,12 @@ func (s *Store) persist(ctx context.Context, try func() (done bool, err error)) 
 		if done && err == nil {
 			return nil
 		}
-		if err != nil && !s.dialect.conflict(err) {
+		full = s.dialect.full(err)
+		if err != nil && !full && !s.dialect.conflict(err) {
 			return err
+		}
+		if !full {
+			n++
 		}
 	}
 	return errExhausted
