@@ -1,0 +1,305 @@
+//go:build unix
+
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A run that ends without an answer, with its process or by a panic, holds its
+// key for one lease. What follows is the guarantee's.
+func TestRunWithoutAnAnswer(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		const lease = 2 * time.Second
+		c := newConfig(d, lease)
+		c.Policy.TTL = lease // and what is not known does not expire
+		victim, survivor := pair(t, c)
+		var sent, ended sync.Map // key -> time.Time
+		var wg sync.WaitGroup
+		requests := []struct {
+			path, key, steps string
+			then             string
+		}{
+			{atLeastOnce, "killed", "effect,hold", created},
+			{atMostOnce, "killed-at-most-once", "effect,hold", unknown},
+			{atLeastOnce, "killed-marked", "mark,effect,hold", unknown},
+			{atLeastOnce, "panicked", "effect,panic", created},
+			{atMostOnce, "panicked-at-most-once", "effect,panic", unknown},
+			{atLeastOnce, "panicked-marked", "mark,effect,panic", unknown},
+		}
+		for _, r := range requests {
+			wg.Go(func() {
+				sent.Store(r.key, time.Now())
+				a := victim.post(r.path, r.key, r.steps)
+				ended.Store(r.key, time.Now())
+				if a.body != "" {
+					t.Errorf("%s was answered %s: %s", r.key, a.kind, a.body)
+				}
+			})
+		}
+		for _, r := range requests[:3] {
+			victim.await(t, "holding "+r.key)
+		}
+		want(t, "a duplicate", survivor.post(atLeastOnce, "killed", "effect"), inFlight)
+		victim.kill(t)
+		wg.Wait()
+
+		for _, r := range requests {
+			wg.Go(func() {
+				a := survivor.until(t, r.path, r.key, "effect", inFlight)
+				now := time.Now()
+				if a.kind != r.then {
+					t.Errorf("%s: %s, want %s", r.key, a.kind, r.then)
+				}
+				began, _ := sent.Load(r.key)
+				died, _ := ended.Load(r.key)
+				if after := now.Sub(began.(time.Time)); after < lease {
+					t.Errorf("%s: %s after %v, before the lease of %v had ended", r.key, a.kind, after, lease)
+				}
+				if after := now.Sub(died.(time.Time)); after > 2*lease {
+					t.Errorf("%s: %s after %v, more than two leases of %v", r.key, a.kind, after, lease)
+				}
+			})
+		}
+		wg.Wait()
+		stretch(time.Now(), c.Policy.TTL+time.Second, func() {
+			for _, r := range requests {
+				if r.then == unknown {
+					want(t, r.key+", later", survivor.post(r.path, r.key, "effect"), unknown)
+				}
+			}
+		})
+		for _, r := range requests {
+			runs := []effect{{1, 1}}
+			if r.then == created {
+				runs = append(runs, effect{2, 2})
+			}
+			e.want(t, r.key, runs...)
+		}
+	})
+}
+
+// A zombie is a process that stood still while another took its key over.
+func TestZombie(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		const lease = time.Second
+		zombie, successor := pair(t, newConfig(d, lease))
+		steps := map[string]string{
+			"records":   "effect,hold",
+			"releases":  "effect,hold,fail",
+			"marks":     "hold,mark,effect",
+			"overtakes": "effect,hold", // comes back while its successor runs
+		}
+		held := map[string]<-chan answer{}
+		for key, steps := range steps {
+			held[key] = zombie.hold(t, atLeastOnce, key, steps)
+		}
+		zombie.signal(t, syscall.SIGSTOP)
+		stopped := time.Now()
+		answered := map[string]answer{}
+		for key := range steps {
+			if key != "overtakes" {
+				answered[key] = successor.until(t, atLeastOnce, key, "effect", inFlight)
+				want(t, key+": the successor", answered[key], created)
+			}
+		}
+		running := successor.hold(t, atLeastOnce, "overtakes", "effect,hold")
+		stretch(stopped, 2*lease, func() {
+			want(t, "while the successor runs", successor.post(atLeastOnce, "overtakes", "effect"), inFlight)
+		})
+		zombie.signal(t, syscall.SIGCONT)
+
+		for key := range steps {
+			zombie.release(t, key)
+		}
+		// The zombie's client gets what the successor's got, or the truth.
+		a := receive(t, held["records"])
+		want(t, "the zombie that records", a, replayed)
+		if a.body != answered["records"].body {
+			t.Errorf("the zombie answers %q, its successor %q", a.body, answered["records"].body)
+		}
+		want(t, "the zombie that releases", receive(t, held["releases"]), unsettled)
+		want(t, "the zombie that marks", receive(t, held["marks"]), unsettled)
+		want(t, "the zombie whose successor runs", receive(t, held["overtakes"]), inFlight)
+
+		want(t, "after the zombie", zombie.post(atLeastOnce, "overtakes", "effect"), inFlight)
+		successor.release(t, "overtakes")
+		answered["overtakes"] = receive(t, running)
+		want(t, "the successor that ran meanwhile", answered["overtakes"], created)
+		for key, first := range answered {
+			wantReplay(t, zombie, atLeastOnce, key, first)
+			wantReplay(t, successor, atLeastOnce, key, first)
+			runs := []effect{{1, 1}, {2, 2}}
+			if key == "marks" { // it was told not to go on
+				runs = runs[1:]
+			}
+			e.want(t, key, runs...)
+		}
+	})
+}
+
+func TestClientHangsUp(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		one, two := pair(t, newConfig(d, 30*time.Second))
+		ctx, hangUp := context.WithCancel(t.Context())
+		gone := make(chan answer, 1)
+		go func() { gone <- one.postUntil(ctx, atLeastOnce, "gone", "hold,effect") }()
+		one.await(t, "holding gone")
+		hangUp()
+		if a := receive(t, gone); a.body != "" {
+			t.Fatalf("the client that hung up was answered %s", a.kind)
+		}
+		want(t, "while the handler runs", two.post(atLeastOnce, "gone", "effect"), inFlight)
+		one.release(t, "gone")
+		a := two.until(t, atLeastOnce, "gone", "effect", inFlight)
+		want(t, "the retry", a, replayed)
+		wantReplay(t, one, atLeastOnce, "gone", a)
+		e.want(t, "gone", effect{1, 1})
+	})
+}
+
+func TestShutdownFinishesWhatIsInFlight(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		one, two := pair(t, newConfig(d, 30*time.Second))
+		done := one.hold(t, atLeastOnce, "last", "hold,effect")
+		one.signal(t, syscall.SIGTERM)
+		one.await(t, "stopping")
+		want(t, "while the server shuts down", two.post(atLeastOnce, "last", "effect"), inFlight)
+		one.release(t, "last")
+		first := receive(t, done)
+		want(t, "the request in flight", first, created)
+		one.awaitExit(t)
+		if state := one.cmd.ProcessState; !state.Success() {
+			t.Errorf("the server ended with %v", state)
+		}
+		wantReplay(t, two, atLeastOnce, "last", first)
+		e.want(t, "last", effect{1, 1})
+	})
+}
+
+// A request is sent to server after server, each of which is killed, until it
+// is answered for good.
+type request struct {
+	path, key, steps string
+	once             bool // never runs twice
+	first            answer
+	unknown          bool
+}
+
+func (r *request) settled() bool { return r.first.body != "" || r.unknown }
+
+// send sends the request once and remembers what is final. It returns false
+// when the server did not live to answer.
+func (r *request) send(t *testing.T, p *process) bool {
+	a := p.post(r.path, r.key, r.steps)
+	switch {
+	case a.body == "":
+		return false
+	case a.kind == inFlight && !r.settled():
+	case a.kind == created && !r.settled():
+		r.first = a
+	case a.kind == replayed && !r.unknown && (r.first.body == "" || r.first.body == a.body):
+		r.first = a // recorded by a server that did not live to say so
+	case a.kind == unknown && r.once && r.first.body == "":
+		r.unknown = true
+	default:
+		t.Errorf("%s: %s (%s), after %q, unknown: %t", r.key, a.kind, a.body, r.first.body, r.unknown)
+	}
+	return true
+}
+
+// Server after server is killed amid requests. Whatever instant that meets, an
+// answer has its effect and stays, and what may happen once happens once.
+func TestRandomKills(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		// SQLite waits for the disk longer, and for its own writers.
+		rounds, window := 60, 60*time.Millisecond
+		if d.Driver == "sqlite" {
+			rounds, window = 20, 400*time.Millisecond
+		}
+		kinds := []request{
+			{path: atLeastOnce, key: "early", steps: "effect,sleep=5ms"},
+			{path: atLeastOnce, key: "late", steps: "sleep=5ms,effect"},
+			{path: atMostOnce, key: "at-most-once", steps: "effect,sleep=5ms", once: true},
+			{path: atLeastOnce, key: "marked", steps: "mark,effect,sleep=5ms", once: true},
+		}
+		c := newConfig(d, 3*time.Second)
+		var all []*request
+		for round := range rounds {
+			c.Process = round
+			server := start(t, c)
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			for _, r := range all {
+				if !r.settled() {
+					wg.Go(func() { r.send(t, server) })
+				}
+			}
+			for _, kind := range kinds {
+				wg.Go(func() { // new ones until the end
+					for i := 0; ; i++ {
+						r := kind
+						r.key = fmt.Sprintf("%s-%d-%d", kind.key, round, i)
+						mu.Lock()
+						all = append(all, &r)
+						mu.Unlock()
+						if !r.send(t, server) {
+							return
+						}
+					}
+				})
+			}
+			time.Sleep(rand.N(window))
+			server.kill(t)
+			wg.Wait()
+		}
+
+		c.Process = rounds
+		last := start(t, c)
+		const senders = 8
+		answers(senders, func(sender int) answer {
+			for i := sender; i < len(all); i += senders {
+				deadline := time.Now().Add(patience)
+				for all[i].send(t, last); !all[i].settled() && time.Now().Before(deadline); all[i].send(t, last) {
+					time.Sleep(pause)
+				}
+			}
+			return answer{}
+		})
+		ran := e.of(t)
+		again, unknown := 0, 0
+		for _, r := range all {
+			runs := ran[r.key]
+			attempts := map[int]bool{}
+			for _, run := range runs {
+				attempts[run.attempt] = true
+			}
+			switch {
+			case !r.settled():
+				t.Errorf("%s has no answer", r.key)
+			case r.first.body != "" && len(runs) == 0:
+				t.Errorf("%s was answered %q and had no effect", r.key, r.first.body)
+			case r.once && len(runs) > 1:
+				t.Errorf("%s ran more than once: %v (process, attempt)", r.key, runs)
+			case len(attempts) != len(runs):
+				t.Errorf("%s: one attempt ran twice: %v (process, attempt)", r.key, runs)
+			}
+			if len(runs) > 1 {
+				again++
+			}
+			if r.unknown {
+				unknown++
+			}
+		}
+		t.Logf("%d requests: %d ran again after a kill, %d have an unknown outcome", len(all), again, unknown)
+		if again+unknown == 0 {
+			t.Error("no kill met a handler")
+		}
+	})
+}

@@ -1,0 +1,126 @@
+//go:build unix
+
+package faulttest
+
+import (
+	"database/sql"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	_ "github.com/lib/pq"
+	_ "modernc.org/sqlite"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
+)
+
+// A database is where servers keep keys and effects.
+type database struct{ Driver, DSN string }
+
+func (d database) open() (*sql.DB, *sqlstore.Store, error) {
+	db, err := sql.Open(d.Driver, d.DSN)
+	if err != nil {
+		return nil, nil, err
+	}
+	newStore := sqlstore.NewPostgres
+	if d.Driver == "sqlite" {
+		newStore = sqlstore.NewSQLite
+	}
+	store, err := newStore(db)
+	return db, store, err
+}
+
+func (d database) insert() string {
+	if d.Driver == "sqlite" {
+		return "INSERT INTO effects (key, process, attempt, at) VALUES (?, ?, ?, ?)"
+	}
+	return "INSERT INTO effects (key, process, attempt, at) VALUES ($1, $2, $3, $4)"
+}
+
+// An effect is what one run of a handler did.
+type effect struct {
+	process, attempt int
+}
+
+// effects is the test's own view of a database.
+type effects struct{ db *sql.DB }
+
+// migrate makes the tables of a database.
+func migrate(t *testing.T, d database) effects {
+	t.Helper()
+	db, store, err := d.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec("CREATE TABLE effects (key text, process int, attempt int, at timestamp)"); err != nil {
+		t.Fatal(err)
+	}
+	return effects{db}
+}
+
+// of returns the effects of each key, in the order in which they came about.
+func (e effects) of(t *testing.T) map[string][]effect {
+	t.Helper()
+	rows, err := e.db.Query("SELECT key, process, attempt FROM effects ORDER BY at")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	all := map[string][]effect{}
+	for rows.Next() {
+		var key string
+		var one effect
+		if err := rows.Scan(&key, &one.process, &one.attempt); err != nil {
+			t.Fatal(err)
+		}
+		all[key] = append(all[key], one)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (e effects) want(t *testing.T, key string, want ...effect) {
+	t.Helper()
+	if got := e.of(t)[key]; !slices.Equal(got, want) {
+		t.Fatalf("%s had the effects (process, attempt) %v, want %v", key, got, want)
+	}
+}
+
+// onEach runs a test on each kind of database, in parallel.
+func onEach(t *testing.T, test func(*testing.T, database, effects)) {
+	for _, driver := range []string{"postgres", "sqlite"} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			d := database{Driver: driver}
+			if driver == "sqlite" {
+				d.DSN = sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "faults.db"))
+			} else {
+				d.DSN = pgtest.DSN(t)
+			}
+			test(t, d, migrate(t, d))
+		})
+	}
+}
+
+// pair starts two servers with one config.
+func pair(t *testing.T, c config) (*process, *process) {
+	t.Helper()
+	second := c
+	second.Process = c.Process + 1
+	return start(t, c), start(t, second)
+}
+
+// stretch calls f, which takes a while, until d has passed since start.
+func stretch(start time.Time, d time.Duration, f func()) {
+	for time.Since(start) < d {
+		f()
+	}
+}
