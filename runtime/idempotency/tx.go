@@ -29,7 +29,15 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		resp       *Response
 		handlerErr error
 		outcome    Outcome
+		recorded   bool
 	)
+	defer func() {
+		// What was taken over is a row of its own; without this the next request
+		// would wait for its lease.
+		if e.tookOver && !recorded {
+			_ = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error { return e.guard.store.Release(ctx, &e.claim) })
+		}
+	}()
 	handle := func(ctx context.Context) (Outcome, bool, error) {
 		defer e.countStoreTime(-1, time.Now())
 		ran = true
@@ -69,13 +77,9 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		}
 		return row, err
 	})
-	if err != nil && e.tookOver {
-		// What was taken over is a row of its own; without it the next request
-		// would wait for its lease.
-		_ = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error { return e.guard.store.Release(ctx, &e.claim) })
-	}
+	recorded = err == nil && v == verdictRun
 	switch {
-	case err == nil && v == verdictRun:
+	case recorded:
 		e.emitSettled(ctx, outcome)
 		return resp, handlerErr
 	case err == nil:
