@@ -53,6 +53,7 @@ func Generate(ctx context.Context, cfg Config) ([]File, error) {
 	if err != nil {
 		return nil, err
 	}
+	operations = annotated(operations)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -103,6 +104,16 @@ func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
 		}
 	}
 	return spec, operations, nil
+}
+
+func annotated(operations []policy.Operation) []policy.Operation {
+	var annotated []policy.Operation
+	for _, op := range operations {
+		if op.Annotated() {
+			annotated = append(annotated, op)
+		}
+	}
+	return annotated
 }
 
 // prepare makes of the document what oapi-codegen is to see.

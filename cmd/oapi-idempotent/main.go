@@ -35,6 +35,7 @@ type verb struct {
 var verbs = []verb{
 	{"generate", generate},
 	{"check", check},
+	{"explain", explain},
 }
 
 // A usageError is a mistake in the command line.

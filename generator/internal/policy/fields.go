@@ -112,39 +112,36 @@ var policyFields = []field{
 	}},
 }
 
-// builtIn is the operation that every policy starts from.
-func builtIn() Operation {
-	o := Operation{
-		Kind: "path",
-		Server: Server{
-			Header:               wire.HeaderKey,
-			OnMissing:            wire.DefaultOnMissing,
-			OnMismatch:           wire.DefaultOnMismatch,
-			KeyFormat:            "any",
-			KeyMinLength:         wire.DefaultKeyMinLength,
-			KeyMaxLength:         wire.DefaultKeyMaxLength,
-			Scope:                "principal",
-			TTL:                  wire.DefaultTTL,
-			WaitFor:              wire.DefaultWaitFor,
-			Lease:                wire.DefaultLease,
-			Timeout:              wire.DefaultTimeout,
-			FingerprintBody:      "auto",
-			FingerprintQuery:     true,
-			FingerprintMediaType: true,
-			Record:               []string{wire.DefaultRecord},
-			Marker:               wire.HeaderReplayed,
-			Guarantee:            "atLeastOnce",
-			MaxRequestBody:       wire.DefaultMaxRequestBody,
-			MaxRecordedBody:      wire.DefaultMaxRecordedBody,
-		},
-		Client: Client{
-			MaxAttempts: wire.DefaultRetryMaxAttempts,
-			Base:        wire.DefaultRetryBase,
-			Max:         wire.DefaultRetryMax,
-			MaxElapsed:  wire.DefaultRetryMaxElapsed,
-		},
-		Origins: make(map[string]Origin, len(fieldNames)),
+// builtIn is the operation with the policy that every policy starts from.
+func builtIn(o Operation) Operation {
+	o.Server = Server{
+		Header:               wire.HeaderKey,
+		OnMissing:            wire.DefaultOnMissing,
+		OnMismatch:           wire.DefaultOnMismatch,
+		KeyFormat:            "any",
+		KeyMinLength:         wire.DefaultKeyMinLength,
+		KeyMaxLength:         wire.DefaultKeyMaxLength,
+		Scope:                "principal",
+		TTL:                  wire.DefaultTTL,
+		WaitFor:              wire.DefaultWaitFor,
+		Lease:                wire.DefaultLease,
+		Timeout:              wire.DefaultTimeout,
+		FingerprintBody:      "auto",
+		FingerprintQuery:     true,
+		FingerprintMediaType: true,
+		Record:               []string{wire.DefaultRecord},
+		Marker:               wire.HeaderReplayed,
+		Guarantee:            "atLeastOnce",
+		MaxRequestBody:       wire.DefaultMaxRequestBody,
+		MaxRecordedBody:      wire.DefaultMaxRecordedBody,
 	}
+	o.Client = Client{
+		MaxAttempts: wire.DefaultRetryMaxAttempts,
+		Base:        wire.DefaultRetryBase,
+		Max:         wire.DefaultRetryMax,
+		MaxElapsed:  wire.DefaultRetryMaxElapsed,
+	}
+	o.Origins = make(map[string]Origin, len(fieldNames))
 	for _, name := range fieldNames {
 		o.Origins[name] = Origin{Level: "built-in"}
 	}

@@ -72,9 +72,7 @@ func (r *resolver) pathItem(at *document.Member) []Operation {
 			continue
 		}
 		reaches = reaches || inheriting[method]
-		if o := r.operation(&ctx, method, m); o != nil {
-			operations = append(operations, *o)
-		}
+		operations = append(operations, r.operation(&ctx, method, m))
 	}
 	if ctx.above != nil && !reaches {
 		r.reject(ctx.above.pos, "%s on a path item reaches its POST and PATCH only, and this one has neither; write it on the operation", r.cfg.Extension)
@@ -106,10 +104,14 @@ func replaced(item *document.Node) bool {
 	return false
 }
 
-// operation resolves one operation, or returns nil if no policy reaches it.
-func (r *resolver) operation(ctx *pathContext, method string, at *document.Member) *Operation {
+// operation resolves one operation.
+func (r *resolver) operation(ctx *pathContext, method string, at *document.Member) Operation {
 	node := at.Value
 	verb := strings.ToUpper(method)
+	plain := Operation{Method: verb, Path: ctx.path, AliasOf: ctx.aliasOf, Kind: "path", Secured: r.secured(node)}
+	if id := node.Field("operationId"); id != nil && id.Kind == document.String {
+		plain.OperationID = id.Value
+	}
 	own := r.annotation(node, rankOperation, levelOperation)
 	above := ctx.above
 	if !inheriting[method] {
@@ -127,37 +129,34 @@ func (r *resolver) operation(ctx *pathContext, method string, at *document.Membe
 		if inheriting[method] && r.cfg.Unannotated == "reject" {
 			r.reject(at.Pos, "%s %s has no %s; write true, false or a policy", verb, ctx.path, r.cfg.Extension)
 		}
-		return nil
+		return plain
 	case applied.off, applied.broken:
-		return nil
+		plain.Pos = applied.pos
+		return plain
 	case safe[method] && !r.naturalOnly(verb, own):
-		return nil
+		return plain
 	}
 
 	layers := r.layers(own, above)
-	probe := builtIn()
+	probe := builtIn(plain)
 	for _, l := range layers {
 		l.applyTo(&probe)
 	}
 	param, declared := r.headerParam(ctx, node, probe.Server.Header)
 
-	o := builtIn()
+	o := builtIn(plain)
 	declared.applyTo(&o)
 	for _, l := range layers {
 		l.applyTo(&o)
 	}
 	o.Client.NoRetry = o.Client.NoRetry || o.Client.MaxAttempts == 1
-	o.Method, o.Path, o.AliasOf, o.Pos = verb, ctx.path, ctx.aliasOf, applied.pos
-	if id := node.Field("operationId"); id != nil && id.Kind == document.String {
-		o.OperationID = id.Value
-	}
-	o.Secured = r.secured(node)
+	o.Pos = applied.pos
 	o.Streaming = r.streams(node)
 	if !o.Natural {
 		o.HeaderParam = param
 	}
 	r.checkPolicy(&o)
-	return &o
+	return o
 }
 
 // naturalOnly reports whether the annotation of a safe method says natural:

@@ -22,11 +22,11 @@ type Config struct {
 	HeaderParam string // what becomes of a declared key header parameter: "relax" (default), "keep" or "strip"
 }
 
-// An Operation is one annotated operation with its resolved policy.
+// An Operation is one operation with its resolved policy, if it has one.
 type Operation struct {
 	Method, Path string            // "POST", "/orders/{id}"
 	OperationID  string            // as in the document, "" if it has none
-	Pos          document.Position // of the annotation, or of what made it apply
+	Pos          document.Position // of the annotation, or of what made it apply; zero if nothing did
 	Kind         string            // "path": webhooks and callbacks cannot be annotated yet
 	AliasOf      string            // the path whose item this one is (`$ref: '#/paths/…'`), or ""
 	Natural      bool              // idempotent by itself: not guarded, and safe to send again
@@ -36,9 +36,13 @@ type Operation struct {
 	Server       Server
 	Client       Client
 	// Origins tells where each value came from, by the dotted name of its field
-	// in the extension, such as "server.lease". Every field is in it.
+	// in the extension, such as "server.lease". Every field is in it. Nil: no
+	// policy reaches the operation, or false keeps it off.
 	Origins map[string]Origin
 }
+
+// Annotated reports whether the operation has a policy.
+func (o *Operation) Annotated() bool { return o.Origins != nil }
 
 // Server is what a generated server needs of a policy.
 type Server struct {
@@ -96,9 +100,8 @@ func (o Origin) String() string {
 	return o.Level + " at " + o.Pos.String()
 }
 
-// Resolve returns the operations that are annotated or reached by an annotation
-// above them, those that are natural included, sorted by path, then method. An
-// operation whose value is false is not among them. The error, of type
+// Resolve returns all operations, annotated or not, sorted by path, then method.
+// The error, of type
 // [document.Findings], holds everything that is wrong with the document's
 // annotations; there are no operations then.
 func Resolve(doc *document.Document, cfg Config) ([]Operation, error) {

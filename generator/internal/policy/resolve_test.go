@@ -17,7 +17,8 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-// resolve resolves files["spec.yaml"], which must be free of findings.
+// resolve returns the annotated operations of files["spec.yaml"], which must be
+// free of findings.
 func resolve(t interface{ Fatal(...any) }, files map[string]string, cfg policy.Config) []policy.Operation {
 	fsys := fstest.MapFS{}
 	for name, text := range files {
@@ -31,7 +32,7 @@ func resolve(t interface{ Fatal(...any) }, files map[string]string, cfg policy.C
 	if err != nil {
 		t.Fatal(err)
 	}
-	return operations
+	return slices.DeleteFunc(operations, func(o policy.Operation) bool { return !o.Annotated() })
 }
 
 func resolveOne(t interface{ Fatal(...any) }, text string) policy.Operation {
