@@ -46,6 +46,16 @@ func write(file generator.File) error {
 	return nil
 }
 
+// create writes a file that is not there yet, whole or not at all.
+func create(name string, content []byte) error {
+	temporary := fmt.Sprintf("%s.%d.tmp", name, os.Getpid())
+	err := os.WriteFile(temporary, content, 0o644)
+	if err == nil {
+		err = os.Link(temporary, name) // which, unlike a renaming, replaces nothing
+	}
+	return errors.Join(err, removeIfThere(temporary))
+}
+
 func removeIfThere(name string) error {
 	if err := os.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -36,6 +36,7 @@ var verbs = []verb{
 	{"generate", generate},
 	{"check", check},
 	{"explain", explain},
+	{"sql", printSQL},
 }
 
 // A usageError is a mistake in the command line.
