@@ -96,13 +96,15 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		e.emit(ctx, event)
 		return resp, handlerErr
 	}
-	e.emit(ctx, Event{Kind: EventStoreFailed, Attempt: e.claim.Attempt, Err: err})
-	refused := unavailable(err)
-	if errors.Is(err, ErrOutcomeUnknown) {
+	kind, refused := EventStoreFailed, unavailable(err)
+	switch {
+	case errors.Is(err, ErrOutcomeUnknown):
 		refused = unsettled()
-	} else if errors.Is(err, ErrTxEnded) {
+	case errors.Is(err, ErrTxEnded):
+		kind = EventUnknown
 		refused = &refusal{name: wire.OutcomeUnknown, status: http.StatusInternalServerError, detail: "What was done was not recorded. It is not run again.", err: err}
 	}
+	e.emit(ctx, Event{Kind: kind, Attempt: e.claim.Attempt, Err: err})
 	return e.guard.refuseAs(ctx, e, req, refused), nil
 }
 

@@ -56,10 +56,10 @@ type dialect interface {
 	// claimTx takes the key in a transaction and reads its row, then sets the
 	// savepoint; held says that another transaction has the key.
 	claimTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) (row idempotency.Row, held bool, err error)
-	// awaitTx waits until no transaction holds the key of a lock.
-	awaitTx(ctx context.Context, tx *sqlx.Tx, lock int64) error
-	// rolledBack says that an answer to a commit means that there was none.
-	rolledBack(error) bool
+	// keepTx fails if what the handler wrote is not there to be committed.
+	keepTx(ctx context.Context, tx *sqlx.Tx) error
+	// awaitTx waits until no other transaction holds the key.
+	awaitTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) error
 	// sweep deletes at most max expired rows and counts each step in swept.
 	sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error
 }

@@ -2,7 +2,6 @@ package sqlstore
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
 	"encoding/binary"
 	"errors"
@@ -71,16 +70,25 @@ func (t *inTx) leave(hash [32]byte) {
 	delete(t.keys, hash)
 }
 
+// full reports whether a transaction would have to wait.
+func (t *inTx) full() bool { return t.slots != nil && len(t.slots) == cap(t.slots) }
+
 // take waits for one of the pool's connections that may hold a transaction.
-func (t *inTx) take(ctx context.Context) (func(), error) {
+func (t *inTx) take(ctx context.Context) error {
 	if t.slots == nil {
-		return func() {}, nil
+		return nil
 	}
 	select {
 	case t.slots <- struct{}{}:
-		return func() { <-t.slots }, nil
+		return nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("sqlstore: all transactions that the pool has room for are under way: %w", ctx.Err())
+		return fmt.Errorf("sqlstore: all transactions that the pool has room for are under way: %w", ctx.Err())
+	}
+}
+
+func (t *inTx) giveBack() {
+	if t.slots != nil {
+		<-t.slots
 	}
 }
 
@@ -93,28 +101,33 @@ func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context
 		return inFlight(c), nil
 	}
 	defer s.inTx.leave(c.Hash)
+	t := &transaction{store: s, claim: c, ctx: ctx}
+	if s.inTx.full() {
+		// A duplicate of what is done need not wait for what is not.
+		if row, err := t.read(); err != nil || !t.free(&row) {
+			return row, err
+		}
+	}
 	waiting, cancel := s.step(ctx, c)
 	defer cancel()
-	giveBack, err := s.inTx.take(waiting)
-	if err != nil {
+	if err := s.inTx.take(waiting); err != nil {
 		return idempotency.Row{}, err
 	}
-	defer giveBack()
+	defer s.inTx.giveBack()
 
-	t := &transaction{store: s, claim: c, ctx: ctx}
-	row, free, err := t.begin()
+	row, held, err := t.begin()
 	if err != nil {
 		return idempotency.Row{}, err
 	}
 	defer t.close()
-	if !free {
+	if held {
+		return inFlight(c), nil
+	}
+	if !t.free(&row) {
 		return row, nil
 	}
-	o, keep, err := run(context.WithValue(ctx, txKey{}, t.tx))
+	o, keep, err := t.run(&row, run)
 	if err != nil {
-		if errors.Is(t.rollback(), sql.ErrTxDone) {
-			return idempotency.Row{}, t.ended(&row)
-		}
 		return idempotency.Row{}, err
 	}
 	return t.finish(&row, o, keep)
@@ -135,84 +148,102 @@ type transaction struct {
 	store *Store
 	claim *idempotency.Claim
 	ctx   context.Context // the handler's
-	conn  *sqlx.Conn
 	tx    *sqlx.Tx
-
-	committed bool
+	// end ends the transaction's own context: database/sql then rolls back what
+	// is open, as soon as the connection lets it.
+	end context.CancelFunc
+	// over says that there is nothing more to wait for on the connection: the
+	// transaction was ended, or a step took too long.
+	over bool
 }
 
 // savepoint is where the handler's writes begin.
 const savepoint = "oapi_idempotent"
 
+// free reports whether the handler may run in place of row.
+func (t *transaction) free(row *idempotency.Row) bool {
+	return row.IsZero() || row.Expired || row.ID == t.claim.ID && row.State == idempotency.Processing
+}
+
 // begin opens the transaction and claims the key in it. The row is the one that
-// is there, if there is one; free says that the handler may run.
-func (t *transaction) begin() (row idempotency.Row, free bool, err error) {
+// is there, if there is one; held says that another transaction has the key.
+func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 	s, c := t.store, t.claim
 	type begun struct {
-		conn *sqlx.Conn
 		tx   *sqlx.Tx
+		end  context.CancelFunc
 		row  idempotency.Row
-		free bool
+		held bool
 	}
 	ctx, cancel := s.step(t.ctx, c)
 	defer cancel()
 	b, err := within(ctx, "begin", func() (b begun, err error) {
+		// The transaction outlives this step, whose end ends only the wait for
+		// a connection; and the handler, whose end is not to look like a
+		// rollback of its own.
+		life, end := context.WithCancel(context.WithoutCancel(ctx))
 		defer func() {
 			if err != nil {
-				b.tx, b.conn = nil, nil
+				end()
 			}
 		}()
-		conn, err := s.db.Connx(ctx)
+		detach := context.AfterFunc(ctx, end)
+		tx, err := s.db.BeginTxx(life, &sql.TxOptions{Isolation: s.dialect.isolation()})
 		if err != nil {
 			return b, err
 		}
-		// The driver rolls back when the context given here ends: that would be
-		// taken for the handler's doing.
-		tx, err := conn.BeginTxx(context.WithoutCancel(ctx), &sql.TxOptions{Isolation: s.dialect.isolation()})
-		if err != nil {
-			conn.Close()
-			return b, err
+		if !detach() {
+			return b, ctx.Err()
 		}
 		row, held, err := s.dialect.claimTx(ctx, s, tx, c)
 		if err != nil {
 			_ = tx.Rollback()
-			conn.Close()
 			return b, err
 		}
-		free := row.IsZero() || row.Expired || row.ID == c.ID && row.State == idempotency.Processing
-		if held {
-			row, free = inFlight(c), false
-		}
-		return begun{conn, tx, row, free}, nil
-	}, func(b begun, _ error) {
-		if b.tx != nil {
-			_ = b.tx.Rollback()
-			b.conn.Close()
+		return begun{tx, end, row, held}, nil
+	}, func(b begun, err error) {
+		if err == nil {
+			b.end()
 		}
 	})
 	if err != nil {
 		return idempotency.Row{}, false, err
 	}
-	t.conn, t.tx = b.conn, b.tx
-	return b.row, b.free, nil
+	t.tx, t.end = b.tx, b.end
+	return b.row, b.held, nil
 }
 
-// close ends what is still open, also when the handler panicked.
+// run runs the handler. When it fails or panics everything is rolled back.
+func (t *transaction) run(seen *idempotency.Row, run func(context.Context) (idempotency.Outcome, bool, error)) (o idempotency.Outcome, keep bool, err error) {
+	returned := false
+	defer func() {
+		if (!returned || err != nil) && errors.Is(t.rollback(), sql.ErrTxDone) {
+			err = t.ended(seen)
+		}
+	}()
+	o, keep, err = run(context.WithValue(t.ctx, txKey{}, t.tx))
+	returned = true
+	return o, keep, err
+}
+
+// close rolls back what is still open.
 func (t *transaction) close() {
-	if !t.committed {
+	if !t.over {
 		_ = t.rollback()
 	}
-	conn := t.conn
-	ctx, cancel := t.store.step(t.ctx, t.claim)
-	defer cancel()
-	_, _ = within(ctx, "close", func() (struct{}, error) { return struct{}{}, conn.Close() }, nil)
+	t.end()
 }
 
 func (t *transaction) rollback() error {
-	tx := t.tx
+	t.over = true
+	return t.do("roll back", t.tx.Rollback)
+}
+
+// do runs what ends the transaction.
+func (t *transaction) do(what string, call func() error) error {
 	ctx, cancel := t.store.step(t.ctx, t.claim)
 	defer cancel()
-	_, err := within(ctx, "roll back", func() (struct{}, error) { return struct{}{}, tx.Rollback() }, nil)
+	_, err := within(ctx, what, func() (struct{}, error) { return struct{}{}, call() }, nil)
 	return err
 }
 
@@ -244,34 +275,32 @@ func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep 
 		written bool
 	}
 	r, err := within(ctx, "record", func() (r result, err error) {
-		if !keep {
-			if _, err := tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT "+savepoint); err != nil {
-				return r, err
-			}
+		if keep {
+			err = s.dialect.keepTx(ctx, tx)
+		} else {
+			_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT "+savepoint)
 		}
-		r.row, r.written, err = rowTx(ctx, tx, write)
+		if err == nil {
+			r.row, r.written, err = rowTx(ctx, tx, write)
+		}
 		return r, err
 	}, nil)
 	switch {
 	case errors.Is(err, sql.ErrTxDone):
 		return idempotency.Row{}, t.ended(seen)
 	case err != nil:
+		t.over = ctx.Err() != nil
 		return idempotency.Row{}, err
 	case !r.written:
 		_ = t.rollback()
-		row, err := t.read()
-		return row, err
+		return t.read()
 	}
-	_, err = within(ctx, "commit", func() (struct{}, error) { return struct{}{}, tx.Commit() }, nil)
-	if err == nil {
-		t.committed = true
-		r.row.Won, r.row.Outcome = true, o
-		return r.row, nil
+	t.over = true
+	if err := t.do("commit", tx.Commit); err != nil {
+		return t.resolve(err, o)
 	}
-	if s.dialect.rolledBack(err) {
-		return idempotency.Row{}, err
-	}
-	return t.resolve(err, o)
+	r.row.Won, r.row.Outcome = true, o
+	return r.row, nil
 }
 
 // read reads the key's row outside the transaction.
@@ -286,14 +315,14 @@ func (t *transaction) read() (row idempotency.Row, err error) {
 	}, nil)
 }
 
-// resolve finds out whether a commit took place whose answer was lost. Whoever
-// still commits holds the key's lock, so the row is read once the lock is there.
+// resolve finds out whether a commit took place that failed or whose answer was
+// lost. Whoever still commits holds the key's lock, so the row is read once the
+// lock is there.
 func (t *transaction) resolve(lost error, o idempotency.Outcome) (idempotency.Row, error) {
 	s := t.store
 	ctx, cancel := s.step(t.ctx, t.claim)
 	defer cancel()
 	read := s.bindTx(s.sql.read, t.claim.Hash[:])
-	lock := s.table.lockOf(t.claim.Hash)
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
 		row, err := within(ctx, "resolve", func() (row idempotency.Row, err error) {
 			tx, err := s.db.BeginTxx(ctx, &sql.TxOptions{Isolation: s.dialect.isolation()})
@@ -301,7 +330,7 @@ func (t *transaction) resolve(lost error, o idempotency.Outcome) (idempotency.Ro
 				return row, err
 			}
 			defer tx.Rollback()
-			if err := s.dialect.awaitTx(ctx, tx, lock); err != nil {
+			if err := s.dialect.awaitTx(ctx, s, tx, t.claim); err != nil {
 				return row, err
 			}
 			row, _, err = rowTx(ctx, tx, read)
@@ -364,10 +393,10 @@ func rowTx(ctx context.Context, tx *sqlx.Tx, q query) (idempotency.Row, bool, er
 	return row, err == nil, err
 }
 
-// lockOf returns the advisory lock that stands for a key in this table.
-func (t table) lockOf(hash [32]byte) int64 {
-	sum := sha256.Sum256(append([]byte(t.String()), hash[:]...))
-	return int64(binary.BigEndian.Uint64(sum[:]))
+// lockOf returns, as SQL, the advisory lock that stands for a key in this table,
+// which may have one name with its schema and another without.
+func (t table) lockOf(hash [32]byte) string {
+	return fmt.Sprintf("('%s'::regclass::oid::bigint << 32) # (%d)", t, int64(binary.BigEndian.Uint64(hash[:])))
 }
 
 // What follows differs between the databases.
@@ -382,7 +411,7 @@ func (postgres) isolation() sql.IsolationLevel { return sql.LevelReadCommitted }
 // what the lock's last holder committed, reads the row. lib/pq sends all in one
 // trip.
 func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
-	lock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%d)", s.table.lockOf(c.Hash))
+	lock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s)", s.table.lockOf(c.Hash))
 	read := s.bindTx(s.sql.read, c.Hash[:])
 	var locked bool
 	if fmt.Sprintf("%T", s.db.Driver()) != "*pq.Driver" {
@@ -422,32 +451,29 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 	return row, !locked, rows.Close()
 }
 
-func (postgres) awaitTx(ctx context.Context, tx *sqlx.Tx, lock int64) error {
+// keepTx has nothing to do: a transaction that a failed statement has broken
+// refuses the next one.
+func (postgres) keepTx(context.Context, *sqlx.Tx) error { return nil }
+
+func (postgres) awaitTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		wait := max(time.Until(deadline), time.Millisecond)
 		if _, err := tx.ExecContext(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", wait.Milliseconds()+1)); err != nil {
 			return err
 		}
 	}
-	_, err := tx.ExecContext(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", lock))
+	_, err := tx.ExecContext(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%s)", s.table.lockOf(c.Hash)))
 	return err
-}
-
-// rolledBack reports whether the server said that it did not commit. One that
-// is being shut down says something else, and may have committed.
-func (postgres) rolledBack(err error) bool {
-	var state interface{ SQLState() string }
-	return errors.As(err, &state) && !strings.HasPrefix(state.SQLState(), "57") && !strings.HasPrefix(state.SQLState(), "08")
 }
 
 func (sqlite) slots(int) int { return 1 }
 
 func (sqlite) isolation() sql.IsolationLevel { return sql.LevelDefault }
 
-// claimTx becomes the writer first, also where the DSN does not say that
-// transactions begin so: one that became it later could fail after the handler.
-func (sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET attempt = attempt WHERE key_hash = x''", s.table)); err != nil {
+// claimTx becomes the writer first: a transaction that became it later could
+// fail after the handler.
+func (d sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
+	if err := d.awaitTx(ctx, s, tx, c); err != nil {
 		return row, false, err
 	}
 	if row, _, err = rowTx(ctx, tx, s.bindTx(s.sql.read, c.Hash[:])); err != nil {
@@ -457,6 +483,16 @@ func (sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency
 	return row, false, err
 }
 
-func (sqlite) awaitTx(context.Context, *sqlx.Tx, int64) error { return nil }
+// keepTx fails if SQLite has rolled the transaction back by itself, as it does
+// when a statement is interrupted: what follows would be committed alone.
+func (sqlite) keepTx(ctx context.Context, tx *sqlx.Tx) error {
+	_, err := tx.ExecContext(ctx, "RELEASE SAVEPOINT "+savepoint)
+	return err
+}
 
-func (sqlite) rolledBack(error) bool { return false }
+// awaitTx becomes the writer, also where the DSN does not say that transactions
+// begin so.
+func (sqlite) awaitTx(ctx context.Context, s *Store, tx *sqlx.Tx, _ *idempotency.Claim) error {
+	_, err := tx.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET attempt = attempt WHERE key_hash = x''", s.table))
+	return err
+}
