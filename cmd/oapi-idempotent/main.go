@@ -37,6 +37,7 @@ var verbs = []verb{
 	{"check", check},
 	{"explain", explain},
 	{"sql", printSQL},
+	{"keys", keys},
 }
 
 // A usageError is a mistake in the command line.
