@@ -21,7 +21,7 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 		c.Policy.TTL = lease // and what is not known does not expire
 		victim, survivor := pair(t, c)
 		var sent, ended sync.Map // key -> time.Time
-		var wg sync.WaitGroup
+		var held, panicked, retried sync.WaitGroup
 		requests := []struct {
 			path, key, steps string
 			then             string
@@ -33,8 +33,12 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 			{atMostOnce, "panicked-at-most-once", "effect,panic", unknown},
 			{atLeastOnce, "panicked-marked", "mark,effect,panic", unknown},
 		}
-		for _, r := range requests {
-			wg.Go(func() {
+		for i, r := range requests {
+			running := &held
+			if i >= 3 {
+				running = &panicked
+			}
+			running.Go(func() {
 				sent.Store(r.key, time.Now())
 				a := victim.post(r.path, r.key, r.steps)
 				ended.Store(r.key, time.Now())
@@ -43,15 +47,16 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 				}
 			})
 		}
+		panicked.Wait()
 		for _, r := range requests[:3] {
 			victim.await(t, "holding "+r.key)
 		}
 		want(t, "a duplicate", survivor.post(atLeastOnce, "killed", "effect"), inFlight)
 		victim.kill(t)
-		wg.Wait()
+		held.Wait()
 
 		for _, r := range requests {
-			wg.Go(func() {
+			retried.Go(func() {
 				a := survivor.until(t, r.path, r.key, "effect", inFlight)
 				now := time.Now()
 				if a.kind != r.then {
@@ -67,7 +72,7 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 				}
 			})
 		}
-		wg.Wait()
+		retried.Wait()
 		stretch(time.Now(), c.Policy.TTL+time.Second, func() {
 			for _, r := range requests {
 				if r.then == unknown {

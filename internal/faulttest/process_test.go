@@ -244,7 +244,11 @@ func (p *process) begin(path, key, steps string) <-chan answer {
 func (p *process) hold(t *testing.T, path, key, steps string) <-chan answer {
 	t.Helper()
 	done := p.begin(path, key, steps)
-	p.await(t, "holding "+key)
+	select {
+	case <-p.line("holding " + key):
+	case a := <-done:
+		t.Fatalf("%s was answered %s (%s) before its handler held", key, a.kind, a.body)
+	}
 	return done
 }
 
