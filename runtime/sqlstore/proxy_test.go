@@ -20,6 +20,9 @@ type proxy struct {
 	trips atomic.Int64
 	// loseAnswer breaks the connection when the server's next message comes.
 	loseAnswer atomic.Bool
+	// onQuery, if set, sees the text of each simple query, and says whether it
+	// passes and whether the connection breaks at once afterwards.
+	onQuery atomic.Pointer[func(text string) (pass, cut bool)]
 
 	mu     sync.Mutex
 	resume chan struct{} // not nil: silent until closed
@@ -84,6 +87,10 @@ func (p *proxy) forward(to, from net.Conn, client bool) {
 		if _, err := io.ReadFull(from, body); err != nil {
 			return
 		}
+		pass, cut := true, false
+		if on := p.onQuery.Load(); on != nil && client && !first && head[0] == 'Q' {
+			pass, cut = (*on)(string(body[:len(body)-1]))
+		}
 		p.await()
 		if !client && p.loseAnswer.CompareAndSwap(true, false) {
 			return
@@ -91,7 +98,12 @@ func (p *proxy) forward(to, from net.Conn, client bool) {
 		if client && !first && (head[0] == 'Q' || head[0] == 'S') {
 			p.trips.Add(1)
 		}
-		if _, err := to.Write(append(head, body...)); err != nil {
+		if pass {
+			if _, err := to.Write(append(head, body...)); err != nil {
+				return
+			}
+		}
+		if cut {
 			return
 		}
 	}
