@@ -43,5 +43,11 @@
 // repeats requests that have the field Idempotency-Key when a kept-alive
 // connection turns out to be broken, and some clients retry on their own.
 //
+// # Across a restart
+//
+// A process that dies in mid-call forgets the call's key, unless a [Journal]
+// keeps it. Package sqlstore has one that is part of the application's own
+// transactions.
+//
 // The package depends on the standard library alone.
 package idempotentclient

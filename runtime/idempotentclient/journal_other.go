@@ -1,0 +1,14 @@
+//go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd || windows)
+
+package idempotentclient
+
+import (
+	"errors"
+	"os"
+)
+
+func lockFile(string) (*os.File, error) {
+	return nil, errors.New("this system has no lock that ends with its process; keep the journal in a database")
+}
+
+func syncDir(string) error { return nil }
