@@ -22,9 +22,15 @@ type txKey struct{}
 // Tx returns the transaction of a handler that runs under guarantee:
 // transaction: what is written through it commits together with the record of
 // the answer, or not at all. Its Tx field is the *sql.Tx for code that takes one,
-// such as sqlc's. The guard commits and rolls back; handlers must do neither.
-// What a handler writes past it, through the pool, is not part of the guarantee,
-// and on SQLite it waits for the transaction until it times out.
+// such as sqlc's. The guard commits and rolls back; handlers must do neither. Tx
+// reports false in a run that no guard runs in a transaction, such as one without
+// a key where the policy lets it run.
+//
+// On PostgreSQL its isolation is READ COMMITTED, whatever the database's default.
+//
+// What a handler writes past it, through the pool, is not part of the guarantee.
+// On SQLite, which has one writer, such a write fails with SQLITE_BUSY when the
+// busy timeout ends, or earlier with the handler's context.
 func Tx(ctx context.Context) (*sqlx.Tx, bool) {
 	tx, ok := ctx.Value(txKey{}).(*sqlx.Tx)
 	return tx, ok

@@ -72,7 +72,7 @@ func TestTxEndedByTheHandler(t *testing.T) {
 
 // Whatever becomes of a COMMIT and of its answer, the guard says what is true.
 func TestTxLostCommit(t *testing.T) {
-	const inTime, hasty = 5 * time.Second, 300 * time.Millisecond
+	const inTime, hasty = 20 * time.Second, time.Second
 	for name, test := range map[string]struct {
 		timeout   time.Duration
 		arrives   bool // the COMMIT, at the server
@@ -98,7 +98,7 @@ func TestTxLostCommit(t *testing.T) {
 			b := txPostgres(t)
 			if test.slow {
 				if _, err := open(t, b.driver, b.dsn).Exec(`
-					CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NULL; END';
+					CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); RETURN NULL; END';
 					CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slowly()`); err != nil {
 					t.Fatal(err)
 				}
@@ -142,7 +142,7 @@ func TestTxLostCommit(t *testing.T) {
 func TestTxCommitArrivesLate(t *testing.T) {
 	b := txPostgres(t)
 	p, through := newProxy(t, b.dsn)
-	f := b.serve(t, txSetup{dsn: through, timeout: 300 * time.Millisecond}, ordering(answering(201)))
+	f := b.serve(t, txSetup{dsn: through, timeout: time.Second}, ordering(answering(201)))
 	silence := func(text string) (pass, cut bool) {
 		if text == "COMMIT" {
 			p.silence()
@@ -201,7 +201,10 @@ func TestTxIdleTimeout(t *testing.T) {
 	f := b.serve(t, txSetup{}, ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
 		if idle {
 			var pid int
-			if err := tx.GetContext(r.Context(), &pid, "SET LOCAL idle_in_transaction_session_timeout = 50; SELECT pg_backend_pid()"); err != nil {
+			if err := tx.GetContext(r.Context(), &pid, "SELECT pg_backend_pid()"); err != nil {
+				t.Error(err)
+			}
+			if _, err := tx.ExecContext(r.Context(), "SET LOCAL idle_in_transaction_session_timeout = 50"); err != nil {
 				t.Error(err)
 			}
 			for there := true; there && r.Context().Err() == nil; {
@@ -225,7 +228,7 @@ func TestTxServerCrashes(t *testing.T) {
 	server := pgtest.Start(t)
 	b := newTxBackend(t, txBackend{"postgres", server.DSN(t), sqlstore.NewPostgres})
 	g := newGate(t)
-	f := b.serve(t, txSetup{timeout: time.Second}, ordering(g.then(answering(201))))
+	f := b.serve(t, txSetup{timeout: 2 * time.Second}, ordering(g.then(answering(201))))
 	// So that the pool holds connections that the crash breaks.
 	first, second := g.post(f, "k1", "tea"), g.post(f, "k2", "coffee")
 	g.open <- struct{}{}
@@ -278,7 +281,7 @@ func TestTxTimeout(t *testing.T) {
 		if b.driver == "sqlite" {
 			endless = endlessInsert
 		}
-		f := b.serve(t, txSetup{policy: func(p *idempotency.Policy) { p.Timeout = 200 * time.Millisecond }},
+		f := b.serve(t, txSetup{policy: func(p *idempotency.Policy) { p.Timeout = 500 * time.Millisecond }},
 			ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
 				if _, err := tx.ExecContext(r.Context(), endless); err == nil || r.Context().Err() == nil {
 					t.Errorf("the statement ended with %v, the context with %v", err, r.Context().Err())
@@ -330,7 +333,7 @@ func TestTxSilentConnection(t *testing.T) {
 			b := txPostgres(t)
 			p, through := newProxy(t, b.dsn)
 			g := newGate(t)
-			const step = time.Second
+			const step = 2 * time.Second
 			f := b.serve(t, txSetup{dsn: through, pool: 4, timeout: step}, ordering(g.then(test.then)))
 			answer := g.post(f, "k", "tea")
 			p.silence()

@@ -134,8 +134,8 @@ func TestTxSQLiteIsSerial(t *testing.T) {
 	(<-elsewhere).is(t, 201, "made")
 	(<-here).is(t, 201, "made")
 	f.holds("coffee", "milk", "tea")
+	other.post("k", "tea").replays(t, 201, "made")
 	hasty.ran(0)
-	hasty.post("k", "tea").replays(t, 201, "made")
 }
 
 func TestTxWaitsForTheWinner(t *testing.T) {
@@ -193,13 +193,24 @@ func TestTxRaceIsolated(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			b := txPostgres(t)
 			isolate(t, open(t, b.driver, b.dsn), level)
+			f := b.serve(t, txSetup{}, ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
+				var got string
+				if err := tx.GetContext(r.Context(), &got, "SHOW transaction_isolation"); err != nil || got != "read committed" {
+					t.Errorf("the handler runs under %s, %v", got, err)
+				}
+				answering(201)(w, r, tx)
+			}))
+			f.post("k", "tea").is(t, 201, "made")
+			if _, err := f.look.Exec("DELETE FROM orders; DELETE FROM idempotency_keys"); err != nil {
+				t.Fatal(err)
+			}
 			race(t, b)
 		})
 	}
 }
 
 func race(t *testing.T, b txBackend) {
-	const rounds, racers = 5, 50
+	const rounds, racers = 3, 50
 	for _, waitFor := range []time.Duration{0, 20 * time.Second} {
 		setup := txSetup{policy: func(p *idempotency.Policy) { p.WaitFor = waitFor }}
 		handler := ordering(answering(201))
@@ -321,7 +332,7 @@ func TestTxPoolBesideTheTransaction(t *testing.T) {
 func TestTxNoSlot(t *testing.T) {
 	onEachDatabase(t, func(t *testing.T, b txBackend) {
 		g := newGate(t)
-		f := b.serve(t, txSetup{pool: 2, timeout: 200 * time.Millisecond}, ordering(g.then(answering(201))))
+		f := b.serve(t, txSetup{pool: 2, timeout: 500 * time.Millisecond}, ordering(g.then(answering(201))))
 		slow := g.post(f, "slow", "coffee")
 		f.post("k", "tea").refused(t, 503, "idempotency-store-unavailable")
 		close(g.open)
