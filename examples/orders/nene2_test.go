@@ -95,6 +95,7 @@ func TestNENE2(t *testing.T) {
 	onEach(t, "ATK-06 negative quantity", refusedAsInvalid(
 		`{"item":"tea","quantity":-1,"price":2.5}`,
 		`{"item":"tea","quantity":-9223372036854775808,"price":2.5}`,
+		`{"item":"tea","quantity":1,"price":2.5,"Quantity":-5}`,
 	))
 	onEach(t, "ATK-07 zero quantity", refusedAsInvalid(
 		`{"item":"tea","quantity":0,"price":2.5}`,
@@ -107,6 +108,7 @@ func TestNENE2(t *testing.T) {
 		`{"item":"","quantity":1,"price":2.5}`,
 		`{"item":null,"quantity":1,"price":2.5}`,
 		`{"item":"tea","quantity":null,"price":2.5}`,
+		`{"item":"te\u0000a","quantity":1,"price":2.5}`,
 		`{}`, `[]`, `null`, `{`, ``,
 	))
 	onEach(t, "ATK-09 cross-origin form post", func(t *testing.T, s *shop) {
@@ -139,6 +141,7 @@ func TestNENE2(t *testing.T) {
 	onEach(t, "ATK-10 negative price", refusedAsInvalid(
 		`{"item":"tea","quantity":1,"price":-100.0}`,
 		`{"item":"tea","quantity":1,"price":-0.01}`,
+		`{"item":"tea","quantity":1,"price":2.5,"PRICE":-5}`,
 	))
 	onEach(t, "ATK-11 quantity as a string or a fraction", refusedAsInvalid(
 		`{"item":"tea","quantity":"1","price":2.5}`,
@@ -147,6 +150,9 @@ func TestNENE2(t *testing.T) {
 		`{"item":"tea","quantity":[1],"price":2.5}`,
 		`{"item":"tea","quantity":1,"price":"2.5"}`,
 		`{"item":7,"quantity":1,"price":2.5}`,
+		`{"item":"tea","quantity":1.0,"price":2.5}`,
+		`{"item":"tea","quantity":1e30,"price":2.5}`,
+		`{"item":"tea","quantity":3000000000,"price":2.5}`,
 	))
 	onEach(t, "ATK-12 SQL in the key", func(t *testing.T, s *shop) {
 		var want []api.Order

@@ -1,11 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"log"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/getkin/kin-openapi/openapi3filter"
@@ -29,6 +30,8 @@ func newHandler(db *sqlx.DB, store idempotency.Store, delay time.Duration) (http
 		return nil, err
 	}
 	server := api.NewStrictHandlerWithOptions(&handlers{db, delay}, nil, api.StrictHTTPServerOptions{
+		// What is valid by the document and does not fit into Go, such as 1e30.
+		RequestErrorHandlerFunc: func(w http.ResponseWriter, _ *http.Request, err error) { refuse(w, err) },
 		ResponseErrorHandlerFunc: func(w http.ResponseWriter, r *http.Request, err error) {
 			log.Printf("%s %s: %v", r.Method, r.URL.Path, err)
 			http.Error(w, "internal error", http.StatusInternalServerError)
@@ -63,11 +66,15 @@ func validator() (func(http.Handler) http.Handler, error) {
 }
 
 func refuse(w http.ResponseWriter, err error) {
-	detail, _, _ := bytes.Cut([]byte(err.Error()), []byte("\n"))
-	text := string(detail)
-	body, _ := json.Marshal(api.Problem{Type: "urn:orders:invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity, Detail: &text})
+	status := http.StatusUnprocessableEntity
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		status = http.StatusRequestEntityTooLarge
+	}
+	detail, _, _ := strings.Cut(err.Error(), "\n")
+	body, _ := json.Marshal(api.Problem{Type: "urn:orders:invalid", Title: "The request is not valid", Status: status, Detail: &detail})
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(http.StatusUnprocessableEntity)
+	w.WriteHeader(status)
 	_, _ = w.Write(body)
 }
 
