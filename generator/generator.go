@@ -162,19 +162,11 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	family, target := serverTarget(cfg.Generate)
-	server := target != "" && len(guarded) > 0
+	family := serverFamily(cfg.Generate)
+	server := family != nil && len(guarded) > 0
 	client := cfg.Generate.Client && len(called) > 0
 	if !server && !client {
 		return []byte(out.Source), nil
-	}
-	if server && family == nil {
-		op := guarded[0]
-		return nil, document.Findings{{
-			Pos: op.Pos,
-			Message: fmt.Sprintf("%s %s is annotated, and %s servers cannot be guarded yet; generate std-http-server, chi-server, gorilla-server or echo-server, or only the client and models",
-				op.Method, op.Path, target),
-		}}
 	}
 	file, err := weave.Parse(out.Source, out.Types)
 	if err != nil {
@@ -228,30 +220,25 @@ func mapOperations(out *stub.Output, operations []policy.Operation) (guarded, ca
 	return guarded, called, nil
 }
 
-// serverTarget returns the name of the server that is generated, if any, and
-// its family if it can be guarded.
-func serverTarget(generate codegen.GenerateOptions) (*model.Family, string) {
+// serverFamily returns the family of the server that is generated, if any.
+func serverFamily(generate codegen.GenerateOptions) *model.Family {
 	switch {
-	case generate.StdHTTPServer:
-		return &model.NetHTTP, "std-http"
-	case generate.ChiServer:
-		return &model.NetHTTP, "chi"
-	case generate.GorillaServer:
-		return &model.NetHTTP, "gorilla"
+	case generate.StdHTTPServer, generate.ChiServer, generate.GorillaServer:
+		return &model.NetHTTP
 	case generate.EchoServer:
-		return &model.Echo, "echo"
+		return &model.Echo
 	case generate.Echo5Server:
-		return nil, "echo5"
+		return &model.Echo5
 	case generate.GinServer:
-		return nil, "gin"
+		return &model.Gin
 	case generate.FiberServer:
-		return nil, "fiber"
+		return &model.Fiber2
 	case generate.FiberV3Server:
-		return nil, "fiber-v3"
+		return &model.Fiber3
 	case generate.IrisServer:
-		return nil, "iris"
+		return &model.Iris
 	}
-	return nil, ""
+	return nil
 }
 
 func addServer(cfg Config, file *weave.File, family model.Family, operations []mapped) (string, error) {
@@ -259,6 +246,7 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 	m := &model.Server{
 		Family:        family.Name,
 		Native:        family.Native,
+		Fiber:         family.Fiber,
 		Extension:     cfg.Idempotency.Extension,
 		Idempotency:   file.Import(idempotencyPackage),
 		GuardedServer: file.Declare("GuardedServer"),
@@ -268,6 +256,9 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 	if family.Glue {
 		m.Context = file.Import("context")
 		m.Glue = file.Declare("guardOperation")
+	}
+	if family.Name == model.Iris.Name {
+		m.IrisContext = file.Import("github.com/kataras/iris/v12/context")
 	}
 	for _, op := range operations {
 		params, err := file.ServerMethod(op.stub.Name)

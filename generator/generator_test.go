@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -185,16 +186,23 @@ func TestUserTemplates(t *testing.T) {
 	}
 }
 
-// TestEveryServerIsGuardedOrRefused has no target generate an unprotected stub.
-func TestEveryServerIsGuardedOrRefused(t *testing.T) {
-	for _, target := range []string{"echo5", "gin", "fiber", "fiber-v3", "iris"} {
-		cfg, err := generator.ParseConfig([]byte("package: api\ngenerate: {" + target + "-server: true}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg.Spec, cfg.FS = "spec.yaml", files(map[string]string{"spec.yaml": document})
-		if _, err := generator.Generate(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), target+" servers cannot be guarded yet") {
-			t.Errorf("%s: got %v, want a refusal", target, err)
+// TestEveryServerIsGuarded has no target generate an unprotected stub.
+func TestEveryServerIsGuarded(t *testing.T) {
+	for _, target := range []string{"std-http", "chi", "gorilla", "echo", "echo5", "gin", "fiber", "fiber-v3", "iris"} {
+		for _, strict := range []string{"", ", strict-server: true"} {
+			cfg, err := generator.ParseConfig([]byte("package: api\ngenerate: {models: true, " + target + "-server: true" + strict + "}\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Spec, cfg.FS = "spec.yaml", files(map[string]string{"spec.yaml": document})
+			generated, err := generator.Generate(t.Context(), cfg)
+			if err != nil {
+				t.Errorf("%s%s: %v", target, strict, err)
+				continue
+			}
+			if !regexp.MustCompile(`\sHandler +GuardedServer\n`).Match(generated[0].Content) {
+				t.Errorf("%s%s: the wrapper holds an unguarded server", target, strict)
+			}
 		}
 	}
 }

@@ -9,6 +9,22 @@ import (
 	"fmt"
 )
 
+// RunContextKey is the name under which glue keeps the context of a run in a
+// router's own context that, unlike net/http's, finds values by name only. It is
+// read by [RunContext].
+const RunContextKey = "github.com/oapi-idempotent/oapi-idempotent/run"
+
+// RunContext returns the context of the guarded run that a router's own context
+// belongs to; any other context it returns as it is. The functions of this
+// package call it themselves. A handler that gets a *gin.Context in place of a
+// context needs it for what looks further: deadlines, cancellation, values.
+func RunContext(ctx context.Context) context.Context {
+	if run, ok := ctx.Value(RunContextKey).(context.Context); ok {
+		return run
+	}
+	return ctx
+}
+
 // A Key is the idempotency key of a guarded run. The zero Key belongs to a run
 // that is not guarded.
 type Key struct {

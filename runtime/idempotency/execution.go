@@ -39,7 +39,7 @@ type execution struct {
 type executionKey struct{}
 
 func executionFrom(ctx context.Context) *execution {
-	e, _ := ctx.Value(executionKey{}).(*execution)
+	e, _ := RunContext(ctx).Value(executionKey{}).(*execution)
 	return e
 }
 

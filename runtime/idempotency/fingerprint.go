@@ -173,27 +173,41 @@ func canonicalMediaType(contentType string) string {
 	return mime.FormatMediaType(mediaType, params)
 }
 
+// canonicalParts sorts the parts by name, keeping the order of equal names, as
+// canonicalQuery does: fasthttp parses a form before anybody sees it, and does
+// not keep the order of names.
 func canonicalParts(body []byte, boundary string) ([]byte, bool) {
 	if boundary == "" {
 		return nil, false
 	}
-	var b []byte
+	type part struct {
+		name  string
+		bytes []byte
+	}
+	var parts []part
 	r := multipart.NewReader(bytes.NewReader(body), boundary)
 	for {
-		part, err := r.NextRawPart()
+		p, err := r.NextRawPart()
 		if err == io.EOF {
-			return b, true
+			break
 		}
 		if err != nil {
 			return nil, false
 		}
 		content := sha256.New()
-		if _, err := io.Copy(content, part); err != nil {
+		if _, err := io.Copy(content, p); err != nil {
 			return nil, false
 		}
-		for _, s := range []string{part.FormName(), part.FileName(), canonicalMediaType(part.Header.Get("Content-Type"))} {
+		var b []byte
+		for _, s := range []string{p.FormName(), p.FileName(), canonicalMediaType(p.Header.Get("Content-Type"))} {
 			b = appendField(b, s)
 		}
-		b = content.Sum(b)
+		parts = append(parts, part{p.FormName(), content.Sum(b)})
 	}
+	slices.SortStableFunc(parts, func(a, b part) int { return strings.Compare(a.name, b.name) })
+	var b []byte
+	for _, p := range parts {
+		b = append(b, p.bytes...)
+	}
+	return b, true
 }

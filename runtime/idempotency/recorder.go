@@ -199,6 +199,16 @@ func (rec *Recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(rec.w).Hijack()
 }
 
+// CloseNotify is for routers whose own writers ask the one below for it, as
+// gin's do. The channel never gets a value if the writer below has no such
+// method.
+func (rec *Recorder) CloseNotify() <-chan bool {
+	if w, ok := rec.w.(interface{ CloseNotify() <-chan bool }); ok {
+		return w.CloseNotify()
+	}
+	return nil
+}
+
 // supports looks for a writer that can among those that w wraps.
 func supports(w http.ResponseWriter, can func(http.ResponseWriter) bool) bool {
 	for {
@@ -221,23 +231,29 @@ func (rec *Recorder) Response() *Response {
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
-	resp := &Response{Status: rec.status, Header: http.Header{}, Body: rec.body}
-	for name, values := range rec.sent {
-		if !slices.Equal(values, rec.before[name]) {
-			resp.Header[name] = values
-		}
-	}
+	resp := &Response{Status: rec.status, Header: changes(rec.before, rec.sent), Body: rec.body}
 	for name, values := range rec.header {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
 			resp.Header[name] = values
 		}
 	}
-	for name := range rec.before {
-		if _, ok := rec.sent[name]; !ok {
-			resp.Header[name] = []string{}
-		}
-	}
 	return resp
+}
+
+// ResponseOr is [Recorder.Response] for routers where a handler may attach an
+// error and leave the answer to a middleware around it. When failed is not nil,
+// and the handler wrote no body and no status of success, there is no answer to
+// record: it returns failed, having passed the handler's header fields and status
+// on to the writer below, which must not have sent them before the middleware
+// can write.
+func (rec *Recorder) ResponseOr(failed error) (*Response, error) {
+	resp := rec.Response()
+	if failed == nil || resp == nil || len(resp.Body) > 0 || resp.Status > http.StatusOK && resp.Status < 400 {
+		return resp, nil
+	}
+	applyHeader(rec.w.Header(), resp.Header)
+	rec.w.WriteHeader(resp.Status)
+	return nil, failed
 }
 
 var (

@@ -7,7 +7,9 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 )
 
 // A Request is what the guard reads of a request, whatever the router.
@@ -44,6 +46,36 @@ func NewRequest(r *http.Request, native any) *Request {
 		Body:      func(limit int64) ([]byte, error) { return bufferBody(r, limit) },
 		limitBody: func(limit int64) { limitBody(r, limit) },
 	}
+}
+
+// CopyRequest returns the Request of a router that is not net/http underneath
+// and whose strings are buffers that later requests use again, like fasthttp's:
+// it copies them. The target is the path and query as the client sent them, body
+// returns the whole body, and native is the router's own context.
+func CopyRequest(method, target string, header map[string][]string, body func() []byte, native any) *Request {
+	req := &Request{
+		Method: strings.Clone(method),
+		Header: copyHeader(header),
+		Native: native,
+		Body:   func(int64) ([]byte, error) { return body(), nil },
+	}
+	target = strings.Clone(target)
+	req.Path, req.RawQuery, _ = strings.Cut(target, "?")
+	if u, err := url.ParseRequestURI(target); err == nil {
+		req.Path, req.RawQuery = u.EscapedPath(), u.RawQuery
+	}
+	return req
+}
+
+func copyHeader(h map[string][]string) http.Header {
+	header := make(http.Header, len(h))
+	for name, values := range h {
+		name = http.CanonicalHeaderKey(strings.Clone(name))
+		for _, v := range values {
+			header[name] = append(header[name], strings.Clone(v))
+		}
+	}
+	return header
 }
 
 func (req *Request) readBody(limit int64) ([]byte, error) {

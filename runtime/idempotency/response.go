@@ -1,9 +1,12 @@
 package idempotency
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -35,6 +38,70 @@ func (resp *Response) WriteTo(w http.ResponseWriter) error {
 	}
 	_, err := w.Write(resp.Body)
 	return err
+}
+
+// A Capture takes the answer out of a router that holds its response until the
+// handler has returned, like fasthttp's, and puts the one to be sent in its
+// place. It is to such routers what a [Recorder] is to net/http's.
+type Capture struct{ before http.Header }
+
+// NewCapture begins before the handler runs, with the header fields that outer
+// middlewares have set. It copies them.
+func NewCapture(header map[string][]string) *Capture { return &Capture{copyHeader(header)} }
+
+// Response returns a copy of what the router holds after the guarded run that
+// ctx belongs to. When it streams, its bytes are not there yet: then it calls
+// [Passing], does not ask for the body, and returns no response. Nor does it in
+// a run that is not guarded, whose response is to be left as it is.
+func (c *Capture) Response(ctx context.Context, status int, header map[string][]string, streams bool, body func() []byte) (*Response, error) {
+	if executionFrom(ctx) == nil {
+		return nil, nil
+	}
+	if streams {
+		return nil, Passing(ctx)
+	}
+	return &Response{Status: status, Header: changes(c.before, copyHeader(header)), Body: bytes.Clone(body())}, nil
+}
+
+// Restore makes the router's header what it was before the run and resp has it
+// be. Header is what it is now; fields that stay are not touched. Status and
+// body are left to the caller.
+func (c *Capture) Restore(resp *Response, header map[string][]string, del func(name string), add func(name, value string)) {
+	now, want := copyHeader(header), c.before.Clone()
+	applyHeader(want, resp.Header)
+	for name, values := range changes(now, want) {
+		del(name)
+		for _, v := range values {
+			add(name, v)
+		}
+	}
+}
+
+// Render has render write the answer of a handler that failed, so that it can be
+// recorded, and returns nil or why that failed too. In a run that is not guarded
+// it returns failed, for the router to render as ever. A nil error stays nil.
+func Render(ctx context.Context, failed error, render func(error) error) error {
+	if failed == nil || executionFrom(ctx) == nil {
+		return failed
+	}
+	return render(failed)
+}
+
+// changes returns the fields that are different in after, and without values
+// those that it lacks.
+func changes(before, after http.Header) http.Header {
+	changed := http.Header{}
+	for name, values := range after {
+		if !slices.Equal(values, before[name]) {
+			changed[name] = values
+		}
+	}
+	for name := range before {
+		if _, ok := after[name]; !ok {
+			changed[name] = []string{}
+		}
+	}
+	return changed
 }
 
 func applyHeader(dst, src http.Header) {

@@ -21,20 +21,33 @@ type Family struct {
 	Own     []string
 	Handler []string
 	Glue    bool // its methods call a function that is emitted once
+	Fiber   Fiber
 }
+
+// Fiber names what fiber's versions name differently: the methods of its context
+// that get and set the user's context, and get fasthttp's.
+type Fiber struct{ Context, SetContext, RequestCtx string }
 
 // The families.
 var (
 	NetHTTP = Family{Name: "nethttp", Native: "*http.Request", Own: []string{"s", "http"}, Handler: []string{"w", "r"}}
 	Echo    = Family{Name: "echo", Native: "echo.Context", Own: []string{"s"}, Handler: []string{"ctx"}, Glue: true}
+	Echo5   = Family{Name: "echo5", Native: "*echo.Context", Own: []string{"s"}, Handler: []string{"ctx"}, Glue: true}
+	Gin     = Family{Name: "gin", Native: "*gin.Context", Own: []string{"s"}, Handler: []string{"c"}, Glue: true}
+	Fiber2  = Family{Name: "fiber", Native: "*fiber.Ctx", Own: []string{"s"}, Handler: []string{"c"}, Glue: true,
+		Fiber: Fiber{Context: "UserContext", SetContext: "SetUserContext", RequestCtx: "Context"}}
+	Fiber3 = Family{Name: "fiber", Native: "fiber.Ctx", Own: []string{"s"}, Handler: []string{"c"}, Glue: true,
+		Fiber: Fiber{Context: "Context", SetContext: "SetContext", RequestCtx: "RequestCtx"}}
+	Iris = Family{Name: "iris", Native: "iris.Context", Own: []string{"s", "iris"}, Handler: []string{"ctx"}, Glue: true}
 )
 
 // Server is the section of a server.
 type Server struct {
 	Family, Native, Extension string
+	Fiber                     Fiber
 
 	// Names of imports.
-	Idempotency, Context string
+	Idempotency, Context, IrisContext string
 	// Names of declarations.
 	GuardedServer, GuardServer, PrincipalFrom, Glue string
 
