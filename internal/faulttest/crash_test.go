@@ -90,6 +90,22 @@ func TestRunWithoutAnAnswer(t *testing.T) {
 	})
 }
 
+// What a transaction had done dies with its process, and so does its claim.
+func TestTransactionKilled(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		victim, survivor := pair(t, newConfig(d, 30*time.Second))
+		held := victim.hold(t, transaction, "killed", "effect,hold")
+		victim.kill(t)
+		if a := receive(t, held); a.body != "" {
+			t.Fatalf("the server that was killed answered %s", a.kind)
+		}
+		first := survivor.until(t, transaction, "killed", "effect", inFlight)
+		want(t, "the retry", first, created)
+		wantReplay(t, survivor, transaction, "killed", first)
+		e.want(t, "killed", effect{2, 1})
+	})
+}
+
 // A zombie is a process that stood still while another took its key over.
 func TestZombie(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
@@ -223,24 +239,28 @@ func (r *request) send(t *testing.T, p *process) bool {
 // answer has its effect and stays, and what may happen once happens once.
 func TestRandomKills(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
-		// SQLite waits for the disk longer, and for its own writers.
-		rounds, window := 60, 60*time.Millisecond
-		if d.Driver == "sqlite" {
-			rounds, window = 20, 400*time.Millisecond
+		const rounds, bound = 60, 15 * time.Second
+		window := 20 * time.Millisecond
+		if d.Driver == "sqlite" { // which waits for the disk, and for its own writers
+			window = 100 * time.Millisecond
 		}
 		kinds := []request{
 			{path: atLeastOnce, key: "early", steps: "effect,sleep=5ms"},
 			{path: atLeastOnce, key: "late", steps: "sleep=5ms,effect"},
 			{path: atMostOnce, key: "at-most-once", steps: "effect,sleep=5ms", once: true},
 			{path: atLeastOnce, key: "marked", steps: "mark,effect,sleep=5ms", once: true},
+			{path: transaction, key: "transaction", steps: "effect,sleep=5ms", once: true},
 		}
 		c := newConfig(d, 3*time.Second)
+		c.MaxOpenConns = 4
 		var all []*request
-		for round := range rounds {
+		began := time.Now()
+		for round := 0; round < rounds && time.Since(began) < bound; round++ {
 			c.Process = round
 			server := start(t, c)
 			var mu sync.Mutex
 			var wg sync.WaitGroup
+			warm := make(chan struct{}, len(kinds))
 			for _, r := range all {
 				if !r.settled() {
 					wg.Go(func() { r.send(t, server) })
@@ -254,12 +274,17 @@ func TestRandomKills(t *testing.T) {
 						mu.Lock()
 						all = append(all, &r)
 						mu.Unlock()
-						if !r.send(t, server) {
+						alive := r.send(t, server)
+						if i == 0 {
+							warm <- struct{}{}
+						}
+						if !alive {
 							return
 						}
 					}
 				})
 			}
+			<-warm
 			time.Sleep(rand.N(window))
 			server.kill(t)
 			wg.Wait()
@@ -271,7 +296,7 @@ func TestRandomKills(t *testing.T) {
 		answers(senders, func(sender int) answer {
 			for i := sender; i < len(all); i += senders {
 				deadline := time.Now().Add(patience)
-				for all[i].send(t, last); !all[i].settled() && time.Now().Before(deadline); all[i].send(t, last) {
+				for all[i].send(t, last); !all[i].settled() && !t.Failed() && time.Now().Before(deadline); all[i].send(t, last) {
 					time.Sleep(pause)
 				}
 			}

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
 
 // envServer makes the test binary a server: its value is a config in JSON.
@@ -42,10 +43,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every server has these two operations, which differ in their guarantee.
+// Every server has these operations, which differ in their guarantee.
 const (
 	atLeastOnce = "/at-least-once"
 	atMostOnce  = "/at-most-once"
+	transaction = "/transaction"
 )
 
 // headerSteps says what a handler does: a list of steps separated by commas. It
@@ -56,7 +58,7 @@ const headerSteps = "Test-Steps"
 type config struct {
 	Database     database
 	Process      int // tells the servers of a test apart in the table effects
-	MaxOpenConns int // 0: no limit
+	MaxOpenConns int // which are kept when they are idle
 	StoreTimeout time.Duration
 	Policy       idempotency.Policy // but for its operation and guarantee
 }
@@ -82,13 +84,18 @@ func serve(settings string) error {
 		return err
 	}
 	db.SetMaxOpenConns(c.MaxOpenConns)
+	db.SetMaxIdleConns(c.MaxOpenConns)
 	guard, err := idempotency.New(store, idempotency.WithStoreTimeout(c.StoreTimeout))
 	if err != nil {
 		return err
 	}
 	s := &server{process: c.Process, db: db, insert: c.Database.insert(), gates: map[string]chan struct{}{}}
 	mux := http.NewServeMux()
-	for path, guarantee := range map[string]idempotency.Guarantee{atLeastOnce: idempotency.AtLeastOnce, atMostOnce: idempotency.AtMostOnce} {
+	for path, guarantee := range map[string]idempotency.Guarantee{
+		atLeastOnce: idempotency.AtLeastOnce,
+		atMostOnce:  idempotency.AtMostOnce,
+		transaction: idempotency.Transaction,
+	} {
 		p := c.Policy
 		p.Operation, p.Guarantee = "POST "+path, guarantee
 		idempotency.Register[*http.Request](guard, &p)
@@ -147,7 +154,11 @@ func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 		var err error
 		switch verb {
 		case "effect": // what must not happen twice
-			_, err = s.db.ExecContext(ctx, s.insert, key, s.process, attempt, time.Now().UTC())
+			exec := s.db.ExecContext
+			if tx, ok := sqlstore.Tx(ctx); ok {
+				exec = tx.ExecContext
+			}
+			_, err = exec(ctx, s.insert, key, s.process, attempt, time.Now().UTC())
 		case "mark":
 			err = idempotency.MarkEffect(ctx)
 		case "hold": // until the test lets go
