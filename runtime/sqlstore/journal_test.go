@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
@@ -38,6 +39,17 @@ func (db journalDB) journal(t *testing.T, cfg sqlstore.JournalConfig) *sqlstore.
 // onJournals runs a test on a fresh database of each kind.
 func onJournals(t *testing.T, test func(*testing.T, journalDB)) {
 	t.Run("PostgreSQL", func(t *testing.T) { test(t, journalDB{postgresDB(t), sqlstore.NewPostgresJournal}) })
+	// Where a statement fails whose snapshot is older than another's commit.
+	t.Run("PostgreSQL, repeatable read", func(t *testing.T) {
+		dsn := pgtest.DSN(t)
+		_, err := open(t, "postgres", dsn).Exec(`DO $$ BEGIN
+			EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = "repeatable read"', current_database());
+		END $$`)
+		ok(t, err)
+		db := open(t, "postgres", dsn)
+		db.SetMaxOpenConns(20)
+		test(t, journalDB{db, sqlstore.NewPostgresJournal})
+	})
 	t.Run("SQLite", func(t *testing.T) {
 		dsn := sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "journal.db"))
 		test(t, journalDB{open(t, "sqlite", dsn), sqlstore.NewSQLiteJournal})
