@@ -187,6 +187,13 @@ func TestTxRace(t *testing.T) {
 	onEachDatabase(t, race)
 }
 
+// A DSN that says nothing of transactions changes nothing either.
+func TestTxRaceSQLiteDeferred(t *testing.T) {
+	b := txSQLite(t)
+	b.dsn = strings.Replace(b.dsn, "&_txlock=immediate", "", 1)
+	race(t, b)
+}
+
 // The isolation that a database has by default changes nothing.
 func TestTxRaceIsolated(t *testing.T) {
 	for _, level := range []string{"repeatable read", "serializable"} {
