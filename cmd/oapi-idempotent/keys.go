@@ -438,7 +438,7 @@ func sweepKeys(ctx context.Context, args []string, stdout io.Writer) error {
 	if *asJSON {
 		return printJSON(stdout, map[string]int{"deleted": deleted})
 	}
-	_, err = fmt.Fprintf(stdout, "%d expired keys were deleted.\n", deleted)
+	_, err = fmt.Fprintf(stdout, "Expired keys deleted: %d\n", deleted)
 	return err
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -163,13 +164,13 @@ func (s *settlement) allowed(e *idempotency.Entry) error {
 	case s.claim != "" && s.claim != e.ID.String():
 		return fmt.Errorf("the key is held by the claim %s, not by %s; look at it again", e.ID, s.claim)
 	case e.Condition == idempotency.ConditionExpired:
-		return fmt.Errorf("the key has expired and counts as absent; there is nothing to settle")
+		return errors.New("the key has expired and counts as absent; there is nothing to settle")
 	case s.force:
 		return nil
 	case e.Condition == idempotency.ConditionInFlight:
 		return fmt.Errorf("its run is in flight, and holds the key until %s at least; wait, or give -force if you know that it is dead", timeText(e.LeaseUntil))
 	case e.Condition == idempotency.ConditionCompleted:
-		return fmt.Errorf("its answer is recorded; give -force to overrule it")
+		return errors.New("its answer is recorded; give -force to overrule it")
 	}
 	return nil
 }
