@@ -1,0 +1,164 @@
+// Command worker takes orders and charges each once with the server of
+// examples/orders, however often it is killed in between:
+//
+//	go run ./examples/orders               the server
+//	go run ./examples/worker -orders 100   kill it at any time, and start it again
+//
+// Orders and journal are in one SQLite file. An order is taken, and its charge
+// added to the journal, in one transaction; it is marked as charged, and the
+// charge done, in another. Between the two the worker may die at any time.
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"syscall"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/oapi-idempotent/oapi-idempotent/examples/orders/api"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("worker: ")
+	server := flag.String("server", "http://127.0.0.1:8080", "`URL` of the server of examples/orders")
+	file := flag.String("sqlite", "worker.db", "`file` of the orders and their journal")
+	orders := flag.Int("orders", 0, "how many orders to take before all that are not charged are charged")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *server, *file, *orders); err != nil {
+		stop()
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, server, file string, orders int) (err error) {
+	w, err := open(ctx, server, file)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.db.Close()) }()
+	fmt.Println("working")
+	for range orders {
+		if err := w.take(ctx); err != nil {
+			return err
+		}
+	}
+	calls, err := w.journal.Pending(ctx)
+	if err != nil {
+		return err
+	}
+	for _, call := range calls {
+		if err := w.charge(ctx, call.Name); err != nil {
+			return fmt.Errorf("%s: %w", call.Name, err)
+		}
+	}
+	return nil
+}
+
+type worker struct {
+	db      *sql.DB
+	journal *sqlstore.Journal
+	client  *api.ClientWithResponses
+}
+
+func open(ctx context.Context, server, file string) (*worker, error) {
+	client, err := api.NewClientWithResponses(server)
+	if err != nil {
+		return nil, err
+	}
+	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN(file))
+	if err != nil {
+		return nil, err
+	}
+	journal, err := migrate(ctx, db)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return &worker{db, journal, client}, nil
+}
+
+func migrate(ctx context.Context, db *sql.DB) (*sqlstore.Journal, error) {
+	journal, err := sqlstore.NewSQLiteJournal(db, sqlstore.JournalConfig{})
+	if err != nil {
+		return nil, err
+	}
+	if err := journal.Migrate(ctx); err != nil {
+		return nil, err
+	}
+	_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS orders (id integer PRIMARY KEY, amount integer NOT NULL, payment integer)`)
+	return journal, err
+}
+
+// chargeOrder is the name of the call that charges an order.
+const chargeOrder = "charge order %d"
+
+// take takes an order and decides to charge it: both, or neither.
+func (w *worker) take(ctx context.Context) error {
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // does nothing after Commit
+	var order int64
+	err = tx.QueryRowContext(ctx, `INSERT INTO orders (amount) SELECT 100 + count(*) FROM orders RETURNING id`).Scan(&order)
+	if err != nil {
+		return err
+	}
+	if err := w.journal.Add(ctx, tx, fmt.Sprintf(chargeOrder, order)); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// charge makes the call of this name, for the first time or once more.
+func (w *worker) charge(ctx context.Context, name string) error {
+	var order, amount int64
+	if _, err := fmt.Sscanf(name, chargeOrder, &order); err != nil {
+		return err
+	}
+	if err := w.db.QueryRowContext(ctx, `SELECT amount FROM orders WHERE id = ?`, order).Scan(&amount); err != nil {
+		return err
+	}
+	call, err := w.journal.Begin(ctx, name)
+	if err != nil {
+		return err
+	}
+	resp, err := w.client.CreatePaymentWithResponse(call, api.NewPayment{Amount: amount, Currency: "EUR"})
+	if err != nil {
+		return err // it may be charged: the call stays pending, and its key
+	}
+	if resp.JSON201 == nil {
+		return fmt.Errorf("the server answers %s %s", resp.Status(), resp.Body)
+	}
+	if err := w.charged(ctx, name, order, resp.JSON201.Id); err != nil {
+		return err
+	}
+	fmt.Printf("order %d is charged by payment %d\n", order, resp.JSON201.Id)
+	return nil
+}
+
+// charged notes the payment and ends the call: both, or neither.
+func (w *worker) charged(ctx context.Context, name string, order, payment int64) error {
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, `UPDATE orders SET payment = ? WHERE id = ?`, payment, order); err != nil {
+		return err
+	}
+	if err := w.journal.Done(ctx, tx, name); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

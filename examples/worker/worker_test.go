@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bufio"
+	"database/sql"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/examples/orders/api"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
+)
+
+// asCommand makes this binary the command instead of a test.
+const asCommand = "WORKER_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// serve builds and starts the server of examples/orders and returns its URL.
+func serve(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	command := filepath.Join(dir, "orders.exe")
+	if out, err := exec.Command("go", "build", "-o", command, "../orders").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	server := exec.Command(command, "-addr", "127.0.0.1:0", "-sqlite", filepath.Join(dir, "orders.db"), "-delay", "10ms")
+	server.Env = append(os.Environ(), "DATABASE_URL=")
+	server.Stderr = t.Output()
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait() // "signal: killed" is what was asked for
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, out)
+	return strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
+}
+
+// work runs the worker until it ends or, if it is given a time, is killed after
+// that much of its work.
+func work(t *testing.T, server, file, orders string, life time.Duration) (killed bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-server", server, "-sqlite", file, "-orders", orders)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	cmd.Stderr = t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("the worker did not begin: %q, %v, %v", line, err, cmd.Wait())
+	}
+	ended := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, out)
+		close(ended)
+	}()
+	limit := time.After(20 * time.Second)
+	if life > 0 {
+		limit = time.After(life)
+	}
+	select {
+	case <-ended:
+	case <-limit:
+		killed = cmd.Process.Kill() == nil
+		<-ended
+	}
+	if err := cmd.Wait(); !killed && err != nil {
+		t.Fatalf("the worker failed: %v", err)
+	}
+	if killed && life == 0 {
+		t.Fatal("the worker did not end in time")
+	}
+	return killed
+}
+
+// TestKilledAtRandomItChargesEachOrderOnce kills some thirty workers in the
+// midst of their work.
+func TestKilledAtRandomItChargesEachOrderOnce(t *testing.T) {
+	server, file := serve(t), filepath.Join(t.TempDir(), "worker.db")
+	kills := 0
+	for range 30 {
+		if work(t, server, file, "4", rand.N(120*time.Millisecond)+time.Millisecond) {
+			kills++
+		}
+	}
+	work(t, server, file, "0", 0)
+	if kills < 10 {
+		t.Errorf("only %d workers were killed", kills)
+	}
+
+	client, err := api.NewClientWithResponses(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payments, err := client.ListPaymentsWithResponse(t.Context())
+	if err != nil || payments.JSON200 == nil {
+		t.Fatalf("listing the payments: %v, %v", payments, err)
+	}
+	paid := map[int64]int64{} // payment: amount
+	for _, p := range *payments.JSON200 {
+		paid[p.Id] = p.Amount
+	}
+	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	rows, err := db.Query(`SELECT id, amount, coalesce(payment, 0) FROM orders`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	orders := 0
+	for ; rows.Next(); orders++ {
+		var order, amount, payment int64
+		if err := rows.Scan(&order, &amount, &payment); err != nil {
+			t.Fatal(err)
+		}
+		if paid[payment] != amount {
+			t.Errorf("order %d of %d is charged by payment %d of %d", order, amount, payment, paid[payment])
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if orders == 0 || len(paid) != orders {
+		t.Errorf("%d orders were charged by %d payments", orders, len(paid))
+	}
+	t.Logf("%d workers were killed over %d orders", kills, orders)
+}
