@@ -109,7 +109,7 @@ func TestTransactionKilled(t *testing.T) {
 // A zombie is a process that stood still while another took its key over.
 func TestZombie(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
-		const lease = time.Second
+		const lease = 1500 * time.Millisecond
 		zombie, successor := pair(t, newConfig(d, lease))
 		steps := map[string]string{
 			"records":   "effect,hold",
@@ -292,16 +292,19 @@ func TestRandomKills(t *testing.T) {
 
 		c.Process = rounds
 		last := start(t, c)
+		var wg sync.WaitGroup
 		const senders = 8
-		answers(senders, func(sender int) answer {
-			for i := sender; i < len(all); i += senders {
-				deadline := time.Now().Add(patience)
-				for all[i].send(t, last); !all[i].settled() && !t.Failed() && time.Now().Before(deadline); all[i].send(t, last) {
-					time.Sleep(pause)
+		for sender := range senders {
+			wg.Go(func() {
+				for i := sender; i < len(all); i += senders {
+					deadline := time.Now().Add(patience)
+					for all[i].send(t, last); !all[i].settled() && !t.Failed() && time.Now().Before(deadline); all[i].send(t, last) {
+						time.Sleep(pause)
+					}
 				}
-			}
-			return answer{}
-		})
+			})
+		}
+		wg.Wait()
 		ran := e.of(t)
 		again, unknown := 0, 0
 		for _, r := range all {

@@ -56,7 +56,7 @@ func TestTwoProcessesRunAKeyOnce(t *testing.T) {
 
 func TestHandlerOfThreeLeasesRunsOnce(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
-		const lease = time.Second
+		const lease = 1500 * time.Millisecond
 		one, two := pair(t, newConfig(d, lease))
 		sent := time.Now()
 		done := one.hold(t, atLeastOnce, "slow", "effect,hold")
