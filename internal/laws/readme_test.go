@@ -185,3 +185,60 @@ func TestREADMEBegins(t *testing.T) {
 		t.Error("the two commands are not there")
 	}
 }
+
+var testName = regexp.MustCompile(`\bTest\w+`)
+
+// TestGuaranteesNameTheirTests holds that each cell of the table of guarantees
+// names a test that there is, and that the package documentation has the table.
+func TestGuaranteesNameTheirTests(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile(filepath.Join(root, "runtime/idempotency/doc.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]bool{}
+	err = filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, ok := strings.Cut(string(readme), "\n| fault |")
+	if !ok {
+		t.Fatal("the README has no table of guarantees")
+	}
+	table, _, _ = strings.Cut("| fault |"+table, "\n\n")
+	for i, row := range strings.Split(table, "\n") {
+		if !strings.Contains(string(doc), "//\t"+row+"\n") {
+			t.Errorf("the package documentation lacks the row %s", row)
+		}
+		if i < 2 {
+			continue
+		}
+		cells := strings.Split(strings.Trim(row, "|"), "|")
+		if len(cells) != 4 {
+			t.Fatalf("%d cells in %s", len(cells), row)
+		}
+		for _, cell := range cells[1:] {
+			names := testName.FindAllString(cell, -1)
+			if len(names) == 0 {
+				t.Errorf("no test in the cell %q", cell)
+			}
+			for _, name := range names {
+				if !tests[name] {
+					t.Errorf("there is no %s", name)
+				}
+			}
+		}
+	}
+}

@@ -13,5 +13,23 @@
 // generated registration function. A [Store] makes decisions durable; see the
 // packages memorystore and sqlstore.
 //
+// What holds when something breaks, each cell with the test that shows it:
+//
+//	| fault | `atLeastOnce` | `atMostOnce`, or once marked | `transaction` |
+//	|---|---|---|---|
+//	| duplicates at once, from many processes | one run: TestTwoProcessesRunAKeyOnce | one run: TestTwoProcessesRunAKeyOnce | one run: TestTxRace |
+//	| the process is killed in mid-handler | runs again after its lease: TestRunWithoutAnAnswer | never again; unknown: TestRunWithoutAnAnswer | nothing was done; runs again at once: TestKilledInMidTransfer |
+//	| killed after the effect, before its record | a second effect, unless a UNIQUE stops it: TestRandomKills, TestNENE2Rules | one effect; unknown: TestRandomKills | one effect; effect and record are one commit: TestKilledAfterTheCommit |
+//	| the handler panics | runs again after its lease: TestPanicHoldsTheKeyUntilTheLeaseEnds | never again; unknown: TestPanicAtMostOnceLeavesTheOutcomeUnknown | rolled back; the key is free: TestTxRollsBack |
+//	| the handler answers 5xx | the key is free: TestWhatIsRecorded | recorded: TestWhatIsRecorded, TestMarkedRunRecordsEveryAnswer | rolled back; the key is free: TestTxRollsBack |
+//	| the process is stopped for longer than its lease | a second run; the first one overwrites nothing: TestZombie | no second run: TestRandomKills, TestModel | no lease; the key is held while the connection lives: TestTxInFlightElsewhere |
+//	| the database is down before the handler | 503, nothing ran: TestPostgresStopped | 503, nothing ran: TestPostgresStopped | 503, nothing ran: TestTxServerCrashes |
+//	| the database goes down in mid-handler | 503 unless the record is durable: TestPostgresStoppedWhileAHandlerRuns | 503, then unknown: TestPostgresStoppedForALease | 503, nothing was done: TestTxServerCrashes |
+//	| the database's answer is lost | found again by the claim's id: TestLostAnswers | found again by the claim's id: TestLostAnswers | looked up behind the key's lock, else 503 unknown: TestTxLostCommit |
+//	| the connection falls silent | 503 within the store's deadline: TestSilentConnections | 503 within the store's deadline: TestSilentConnections | 503 within the store's deadline: TestTxSilentConnection |
+//	| the database isolates more strictly by default | holds: TestPostgresRepeatableRead, TestPostgresSerializable | holds: TestPostgresRepeatableRead, TestPostgresSerializable | holds: TestTxRaceIsolated |
+//	| clocks differ | holds; only the database's counts: TestApplicationClockDoesNotCount | holds; only the database's counts: TestApplicationClockDoesNotCount | holds; only the database's counts: TestTxExpiredRowRunsAnew |
+//	| effects outside the database, across a crash | at least once; pass DeriveKey on: TestRandomKills, TestDerivedKeys | at most once, or unknown: TestRandomKills | not covered, at least once: TestKilledInMidTransfer |
+//
 // The package depends on the standard library alone.
 package idempotency

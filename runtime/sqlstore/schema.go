@@ -3,7 +3,6 @@ package sqlstore
 import (
 	"embed"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,13 +36,13 @@ func DDL(dialect, tableName string) (string, error) {
 			return "", err
 		}
 	}
-	names, err := fs.Glob(schema, "schema/"+dialect+"/*.sql")
-	if err != nil || len(names) == 0 {
+	files, err := schema.ReadDir("schema/" + dialect)
+	if err != nil {
 		return "", fmt.Errorf("sqlstore: there is no dialect %q; write \"postgres\" or \"sqlite\"", dialect)
 	}
 	var ddl strings.Builder
-	for _, name := range names { // sorted, and so in the order of their numbers
-		text, err := schema.ReadFile(name)
+	for _, file := range files { // sorted, and so in the order of their numbers
+		text, err := schema.ReadFile("schema/" + dialect + "/" + file.Name())
 		if err != nil {
 			return "", err
 		}
