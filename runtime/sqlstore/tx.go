@@ -22,15 +22,18 @@ type txKey struct{}
 // Tx returns the transaction of a handler that runs under guarantee:
 // transaction: what is written through it commits together with the record of
 // the answer, or not at all. Its Tx field is the *sql.Tx for code that takes one,
-// such as sqlc's. The guard commits and rolls back; handlers must do neither. Tx
-// reports false in a run that no guard runs in a transaction, such as one without
-// a key where the policy lets it run.
+// such as sqlc's. Tx reports false in a run that no guard runs in a transaction,
+// such as one without a key where the policy lets it run.
+//
+// The guard commits and rolls back; handlers must do neither. One that does
+// leaves its key unknown, see [idempotency.ErrTxEnded]; should its process die
+// before that is written, nothing says that it ran.
 //
 // On PostgreSQL its isolation is READ COMMITTED, whatever the database's default.
 //
 // What a handler writes past it, through the pool, is not part of the guarantee.
-// On SQLite, which has one writer, such a write fails with SQLITE_BUSY when the
-// busy timeout ends, or earlier with the handler's context.
+// On SQLite, which has one writer, such a write waits for the transaction that
+// waits for it, and fails when the DSN's busy timeout ends, not with its context.
 func Tx(ctx context.Context) (*sqlx.Tx, bool) {
 	tx, ok := ctx.Value(txKey{}).(*sqlx.Tx)
 	return tx, ok
@@ -102,6 +105,10 @@ func (t *inTx) giveBack() {
 // connections hold transactions, so that handlers can use the others beside
 // theirs; on SQLite, which has one writer, one does. The pool's bound is read
 // at the first call.
+//
+// A process that dies holds its keys until PostgreSQL notices: at once where its
+// connections break, else as the server's tcp_keepalives_* and
+// client_connection_check_interval say.
 func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
 	if !s.inTx.enter(c.Hash, s.dialect.slots(s.db.Stats().MaxOpenConnections)) {
 		return inFlight(c), nil

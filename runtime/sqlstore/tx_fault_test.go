@@ -365,6 +365,32 @@ func TestTxSilentConnection(t *testing.T) {
 	}
 }
 
+// A network that is silent from the beginning lets no handler run.
+func TestTxSilentBeforeTheHandler(t *testing.T) {
+	b := txPostgres(t)
+	p, through := newProxy(t, b.dsn)
+	const step = time.Second
+	f := b.serve(t, txSetup{dsn: through, timeout: step}, ordering(answering(201)))
+	f.post("k1", "tea").is(t, 201, "made") // so that the pool has a connection
+	p.silence()
+	began := time.Now()
+	f.post("k2", "coffee").refused(t, 503, "idempotency-store-unavailable")
+	if took := time.Since(began); took > step*19/10 {
+		t.Errorf("the answer took %v", took)
+	}
+	f.ran(1)
+	p.cut()
+	p.speak()
+	f.idle()
+	eventually(t, func() error { // PostgreSQL may have got the claim
+		if a := f.post("k2", "coffee"); a.status != 201 {
+			return fmt.Errorf("afterwards the answer is %+v", a)
+		}
+		return nil
+	})
+	f.holds("coffee", "tea")
+}
+
 // status is what the handler answers by itself.
 func (h txHandler) status() int {
 	w := httptest.NewRecorder()

@@ -350,7 +350,7 @@ func TestTxNoSlot(t *testing.T) {
 }
 
 // On SQLite a handler that writes past its transaction would wait for itself:
-// it fails when the busy timeout ends, or its own context does.
+// it fails when the busy timeout ends.
 func TestTxSQLiteWriteBeside(t *testing.T) {
 	b := txSQLite(t)
 	var f *txShop
