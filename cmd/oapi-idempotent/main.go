@@ -36,6 +36,7 @@ var verbs = []verb{
 	{"generate", generate},
 	{"check", check},
 	{"explain", explain},
+	{"typescript", typescript},
 	{"sql", printSQL},
 	{"keys", keys},
 }

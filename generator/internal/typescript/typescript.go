@@ -1,0 +1,134 @@
+// Package typescript makes the TypeScript client of a document's annotated
+// operations.
+package typescript
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
+	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
+	"github.com/oapi-idempotent/oapi-idempotent/templates"
+)
+
+// A Module is what the template sees. Values are TypeScript expressions but for
+// those that stand in comments: Version and Extension.
+type Module struct {
+	Version, Extension       string
+	Operations               []Operation
+	Codes                    []string
+	InFlight, OutcomeUnknown string
+	BodyLimit                string
+}
+
+// An Operation is one entry of the table. It is the first entry that a request
+// of it matches.
+type Operation struct {
+	Method, Path string
+	Policy       *Policy // nil: none
+}
+
+// A Policy is how an operation is called.
+type Policy struct {
+	ID, Header, Marker, Natural string
+	Retry                       *Retry // nil: not at all
+}
+
+// Retry are limits of the attempts; durations in milliseconds.
+type Retry struct{ MaxAttempts, Base, Max, MaxElapsed string }
+
+// bodyLimit is how many bytes of a body are held in memory, as in Go's client.
+const bodyLimit = 1 << 20
+
+// New returns the module of operations.
+func New(version, extension string, operations []policy.Operation) *Module {
+	m := &Module{
+		Version: version, Extension: extension,
+		InFlight: quote(wire.InFlight), OutcomeUnknown: quote(wire.OutcomeUnknown),
+		BodyLimit: strconv.Itoa(bodyLimit),
+	}
+	for _, code := range []string{
+		wire.MissingKey, wire.InvalidKey, wire.KeyReused, wire.InFlight, wire.NotReplayable, wire.StoreUnavailable, wire.OutcomeUnknown,
+	} {
+		m.Codes = append(m.Codes, quote(code))
+	}
+	// A concrete path goes before a template that it matches.
+	operations = slices.Clone(operations)
+	slices.SortStableFunc(operations, func(a, b policy.Operation) int {
+		return cmp.Compare(strings.Count(a.Path, "{"), strings.Count(b.Path, "{"))
+	})
+	for i, op := range operations {
+		called := op.Annotated() && !op.Client.Disabled
+		if !called && !slices.ContainsFunc(operations[i+1:], func(later policy.Operation) bool { return shadows(op, later) }) {
+			continue
+		}
+		entry := Operation{Method: quote(op.Method), Path: quote(op.Path)}
+		if called {
+			entry.Policy = newPolicy(op)
+		}
+		m.Operations = append(m.Operations, entry)
+	}
+	return m
+}
+
+var parameter = regexp.MustCompile(`\\\{[^}]*\\\}`)
+
+// shadows reports whether a request of op could be taken for one of later.
+func shadows(op, later policy.Operation) bool {
+	if !later.Annotated() || later.Client.Disabled || op.Method != later.Method {
+		return false
+	}
+	pattern := parameter.ReplaceAllString(regexp.QuoteMeta(later.Path), "[^/]+")
+	return regexp.MustCompile("^" + pattern + "$").MatchString(op.Path)
+}
+
+func newPolicy(op policy.Operation) *Policy {
+	p := &Policy{
+		ID:      quote(cmp.Or(op.OperationID, op.Method+" "+op.Path)),
+		Header:  quote(op.Server.Header),
+		Marker:  quote(op.Server.Marker),
+		Natural: strconv.FormatBool(op.Natural),
+	}
+	if !op.Client.NoRetry {
+		p.Retry = &Retry{
+			MaxAttempts: strconv.Itoa(op.Client.MaxAttempts),
+			Base:        milliseconds(op.Client.Base),
+			Max:         milliseconds(op.Client.Max),
+			MaxElapsed:  milliseconds(op.Client.MaxElapsed),
+		}
+	}
+	return p
+}
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// quote returns a string literal: JSON is TypeScript.
+func quote(text string) string {
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(text); err != nil {
+		panic(err) // of a string there is none
+	}
+	return strings.TrimSuffix(out.String(), "\n")
+}
+
+// Source returns the module's text.
+func (m *Module) Source() ([]byte, error) {
+	t, err := template.New("typescript").Option("missingkey=error").ParseFS(templates.Files, "typescript.tmpl")
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	if err := t.ExecuteTemplate(&out, "typescript", m); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}

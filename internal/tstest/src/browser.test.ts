@@ -1,0 +1,63 @@
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { readFile, mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { text } from "node:stream/consumers";
+import { test, type TestContext } from "node:test";
+
+import { startOrders } from "./orders.js";
+import { faults, want } from "./scenarios.js";
+import { proxy, serve } from "./server.js";
+
+const page = `<!doctype html>
+<script type="importmap">{"imports": {"openapi-fetch": "/openapi-fetch.js"}}</script>
+<script type="module">
+  import { play } from "/dist/src/scenarios.js";
+  const api = new URLSearchParams(location.search).get("api");
+  const report = await play(api).catch((error) => ({ error: String(error.stack) }));
+  await fetch("/report", { method: "POST", body: JSON.stringify(report) });
+</script>`;
+
+/** Serves the page and its modules, and passes on what the page reports. */
+async function site(t: TestContext): Promise<{ url: string; report: Promise<unknown> }> {
+  let reported = (_: unknown): void => undefined;
+  const report = new Promise((resolve) => (reported = resolve));
+  const root = new URL("../../", import.meta.url);
+  const url = await serve(t, async (request, response) => {
+    const { pathname } = new URL(request.url ?? "/", "http://localhost");
+    if (pathname === "/report") {
+      reported(JSON.parse(await text(request)));
+      response.end();
+    } else if (pathname === "/") {
+      response.setHeader("Content-Type", "text/html").end(page);
+    } else {
+      const file = pathname === "/openapi-fetch.js" ? "node_modules/openapi-fetch/dist/index.mjs" : pathname.slice(1);
+      const script = await readFile(new URL(file, root)).catch(() => undefined);
+      response.writeHead(script === undefined ? 404 : 200, { "Content-Type": "text/javascript" }).end(script);
+    }
+  });
+  return { url, report };
+}
+
+async function open(t: TestContext, url: string): Promise<void> {
+  const profile = await mkdtemp(join(tmpdir(), "chromium-"));
+  const browser = spawn(
+    process.env["CHROMIUM"] ?? "chromium",
+    ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", `--user-data-dir=${profile}`, "--remote-debugging-port=0", url],
+    { stdio: "ignore" },
+  );
+  const ended = new Promise((resolve) => browser.once("close", resolve));
+  t.after(async () => {
+    browser.kill();
+    await ended;
+    await rm(profile, { recursive: true, force: true, maxRetries: 5 });
+  });
+}
+
+test("Chromium has each effect once with the orders example of another origin, over connections that break", { timeout: 60_000 }, async (t) => {
+  const { url, report } = await site(t);
+  const api = await proxy(t, await startOrders(t), { origin: url, faults });
+  await open(t, `${url}/?api=${encodeURIComponent(api)}`);
+  assert.deepEqual(await report, want);
+});
