@@ -41,7 +41,7 @@ VALUES (?, ?, ?, ?, ?, ?, {clock}, CASE WHEN ? THEN {never} ELSE {clock_after} E
 ON CONFLICT (key_hash) DO UPDATE SET claim_id = excluded.claim_id, owner = excluded.owner, fingerprint = excluded.fingerprint, state = excluded.state,
 at_most_once = false, attempt = excluded.attempt, lease_until = excluded.lease_until, expires_at = excluded.expires_at, created_at = excluded.created_at,
 operation = excluded.operation, key = excluded.key, status = excluded.status, headers = excluded.headers, body = excluded.body
-WHERE k.claim_id = ? RETURNING {facts}`
+WHERE k.claim_id = ?`
 
 	releaseSQL = `DELETE FROM {table}` + held
 

@@ -260,43 +260,48 @@ func (t *transaction) do(what string, call func() error) error {
 	return err
 }
 
+// attempt is which run of the key this is, in place of seen.
+func (t *transaction) attempt(seen *idempotency.Row) int {
+	if seen.IsZero() || seen.Expired {
+		return 1
+	}
+	return seen.Attempt
+}
+
 // record binds the statement that writes the outcome in place of seen, the row
 // that was read, or of none.
 func (t *transaction) record(seen *idempotency.Row, o idempotency.Outcome) query {
 	c := t.claim
-	expected, attempt := c.ID, int64(1)
+	expected := c.ID
 	if !seen.IsZero() {
 		expected = seen.ID
 	}
-	if !seen.IsZero() && !seen.Expired {
-		attempt = int64(seen.Attempt)
-	}
 	unknown := o.State == idempotency.Unknown
 	return t.store.bindTx(t.store.sql.record,
-		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, int64(o.State), attempt, unknown, micros(c.TTL),
+		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, int64(o.State), int64(t.attempt(seen)), unknown, micros(c.TTL),
 		[]byte(c.Operation), []byte(c.Key), int64(o.Status), o.Header, o.Body, expected[:])
 }
 
 // finish records the outcome and commits.
 func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep bool) (idempotency.Row, error) {
-	s, tx := t.store, t.tx
+	s, c, tx := t.store, t.claim, t.tx
 	write := t.record(seen, o)
-	ctx, cancel := s.step(t.ctx, t.claim)
+	ctx, cancel := s.step(t.ctx, c)
 	defer cancel()
-	type result struct {
-		row     idempotency.Row
-		written bool
-	}
-	r, err := within(ctx, "record", func() (r result, err error) {
+	written, err := within(ctx, "record", func() (n int64, err error) {
 		if keep {
 			err = s.dialect.keepTx(ctx, tx)
 		} else {
 			_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT "+savepoint)
 		}
-		if err == nil {
-			r.row, r.written, err = rowTx(ctx, tx, write)
+		if err != nil {
+			return 0, err
 		}
-		return r, err
+		result, err := tx.ExecContext(ctx, write.text, write.args...)
+		if err != nil {
+			return 0, err
+		}
+		return result.RowsAffected()
 	}, nil)
 	switch {
 	case errors.Is(err, sql.ErrTxDone):
@@ -304,7 +309,7 @@ func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep 
 	case err != nil:
 		t.over = ctx.Err() != nil
 		return idempotency.Row{}, err
-	case !r.written:
+	case written == 0:
 		_ = t.rollback()
 		return t.read()
 	}
@@ -312,8 +317,9 @@ func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep 
 	if err := t.do("commit", tx.Commit); err != nil {
 		return t.resolve(err, o)
 	}
-	r.row.Won, r.row.Outcome = true, o
-	return r.row, nil
+	return idempotency.Row{
+		Won: true, State: o.State, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, Attempt: t.attempt(seen), Outcome: o,
+	}, nil
 }
 
 // read reads the key's row outside the transaction.
@@ -373,11 +379,7 @@ func (t *transaction) ended(seen *idempotency.Row) error {
 	write := t.record(seen, idempotency.Outcome{State: idempotency.Unknown})
 	_, err := within(ctx, "record", func() (struct{}, error) {
 		return struct{}{}, s.persist(ctx, func() (bool, error) {
-			var r record
-			err := s.db.GetContext(ctx, &r, write.text, write.args...)
-			if errors.Is(err, sql.ErrNoRows) {
-				err = nil // another has the key by now
-			}
+			_, err := s.db.ExecContext(ctx, write.text, write.args...) // nothing is written if another has the key by now
 			return true, err
 		})
 	}, nil)
