@@ -313,3 +313,36 @@ func TestJournalIsForManyGoroutines(t *testing.T) {
 		t.Errorf("10 calls have %d keys", len(distinct))
 	}
 }
+
+// After a write that failed nobody knows what the file holds: no key is given
+// out that may not be in it.
+func TestJournalGivesOutNoKeyThatIsNotOnDisk(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "journal")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j := openJournal(t, filepath.Join(dir, "journal"))
+	begin(t, j, "charge tea")
+	if err := os.RemoveAll(dir); err != nil { // so that it cannot be written anew
+		t.Fatal(err)
+	}
+	var failed error
+	for i := 0; failed == nil && i < 1000; i++ {
+		name := fmt.Sprint("charge order ", i)
+		if _, failed = j.Begin(t.Context(), name); failed == nil {
+			failed = j.Done(name)
+		}
+	}
+	if !errors.Is(failed, os.ErrNotExist) || !strings.Contains(failed.Error(), "open it again") {
+		t.Fatalf("got %v", failed)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Begin(t.Context(), "charge coffee"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a call was begun after a write failed: %v", err)
+	}
+	if begin(t, j, "charge tea") == "" {
+		t.Error("what was on disk is not resumed")
+	}
+}
