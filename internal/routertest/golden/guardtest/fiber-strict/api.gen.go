@@ -463,7 +463,7 @@ var idempotencyPolicyUpload = idempotency.Policy{
 	Record:          []idempotency.StatusPattern{"4XX"},
 	Replay:          idempotency.ReplayRule{None: false, Status: 0, Marker: "Idempotent-Replayed"},
 	Guarantee:       idempotency.AtLeastOnce,
-	Lease:           30 * time.Second,
+	Lease:           1 * time.Second,
 	Timeout:         5 * time.Minute,
 	MaxRequestBody:  4 << 10,
 	MaxRecordedBody: 4 << 10,

@@ -1,0 +1,209 @@
+package routertest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"testing"
+
+	fiberv2 "github.com/gofiber/fiber/v2"
+	recoverv2 "github.com/gofiber/fiber/v2/middleware/recover"
+	fiberv3 "github.com/gofiber/fiber/v3"
+	recoverv3 "github.com/gofiber/fiber/v3/middleware/recover"
+
+	fiber2 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber"
+	fiber2strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-strict"
+	fiber3 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-v3"
+	fiber3strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-v3-strict"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
+)
+
+var fiberTargets = []guardtest.Target{
+	{Name: "fiber", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		si, guard, app := fiber2Server{s.Handle}, s.Guard(fiber2.PrincipalFrom(fiber2Principal)), newFiber2()
+		if s.ByHand {
+			wrapper := fiber2.ServerInterfaceWrapper{Handler: fiber2.GuardServer(si, guard)}
+			app.Post("/things", wrapper.CreateThing)
+		} else {
+			fiber2.RegisterHandlersWithOptions(app, si, guard, fiber2.FiberServerOptions{BaseURL: s.BaseURL})
+		}
+		return runFiber2(t, app)
+	}},
+	{Name: "fiber/strict", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		strict := strictServer[
+			fiber2strict.ListThingsRequestObject, fiber2strict.ListThingsResponseObject,
+			fiber2strict.CreateThingRequestObject, fiber2strict.CreateThingResponseObject,
+			fiber2strict.PayRequestObject, fiber2strict.PayResponseObject,
+			fiber2strict.UploadRequestObject, fiber2strict.UploadResponseObject,
+		]{s.Handle, func(r guardtest.Reply) any { return fiber2Reply{r} }}
+		si, guard, app := fiber2strict.NewStrictHandler(strict, nil), s.Guard(fiber2strict.PrincipalFrom(fiber2Principal)), newFiber2()
+		if s.ByHand {
+			wrapper := fiber2strict.ServerInterfaceWrapper{Handler: fiber2strict.GuardServer(si, guard)}
+			app.Post("/things", wrapper.CreateThing)
+		} else {
+			fiber2strict.RegisterHandlersWithOptions(app, si, guard, fiber2strict.FiberServerOptions{BaseURL: s.BaseURL})
+		}
+		return runFiber2(t, app)
+	}},
+	{Name: "fiber-v3", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		si, guard, app := fiber3Server{s.Handle}, s.Guard(fiber3.PrincipalFrom(fiber3Principal)), newFiber3()
+		if s.ByHand {
+			wrapper := fiber3.ServerInterfaceWrapper{Handler: fiber3.GuardServer(si, guard)}
+			app.Post("/things", wrapper.CreateThing)
+		} else {
+			fiber3.RegisterHandlersWithOptions(app, si, guard, fiber3.FiberServerOptions{BaseURL: s.BaseURL})
+		}
+		return runFiber3(t, app)
+	}},
+	{Name: "fiber-v3/strict", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		strict := strictServer[
+			fiber3strict.ListThingsRequestObject, fiber3strict.ListThingsResponseObject,
+			fiber3strict.CreateThingRequestObject, fiber3strict.CreateThingResponseObject,
+			fiber3strict.PayRequestObject, fiber3strict.PayResponseObject,
+			fiber3strict.UploadRequestObject, fiber3strict.UploadResponseObject,
+		]{s.Handle, func(r guardtest.Reply) any { return fiber3Reply{r} }}
+		si, guard, app := fiber3strict.NewStrictHandler(strict, nil), s.Guard(fiber3strict.PrincipalFrom(fiber3Principal)), newFiber3()
+		if s.ByHand {
+			wrapper := fiber3strict.ServerInterfaceWrapper{Handler: fiber3strict.GuardServer(si, guard)}
+			app.Post("/things", wrapper.CreateThing)
+		} else {
+			fiber3strict.RegisterHandlersWithOptions(app, si, guard, fiber3strict.FiberServerOptions{BaseURL: s.BaseURL})
+		}
+		return runFiber3(t, app)
+	}},
+}
+
+type fiber2Server struct{ handle guardtest.Handler }
+
+func (s fiber2Server) ListThings(c *fiberv2.Ctx) error    { return s.serve(c, "listThings") }
+func (s fiber2Server) CreateThing(c *fiberv2.Ctx) error   { return s.serve(c, "createThing") }
+func (s fiber2Server) Pay(c *fiberv2.Ctx, _ string) error { return s.serve(c, "pay") }
+func (s fiber2Server) Upload(c *fiberv2.Ctx) error        { return s.serve(c, "upload") }
+
+func (s fiber2Server) serve(c *fiberv2.Ctx, operation string) error {
+	reply := s.handle(c.Context(), guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
+	if reply.Err != nil {
+		return reply.Err
+	}
+	return writeFiber2(c, reply)
+}
+
+func writeFiber2(c *fiberv2.Ctx, r guardtest.Reply) error {
+	for name, values := range r.Header {
+		c.Response().Header.Del(name)
+		for _, v := range values {
+			c.Response().Header.Add(name, v)
+		}
+	}
+	c.Status(r.Status)
+	if r.Stream == nil {
+		_, err := c.WriteString(r.Body)
+		return err
+	}
+	c.Response().SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
+	return nil
+}
+
+// fiber2Reply is the response object of strict servers.
+type fiber2Reply struct{ guardtest.Reply }
+
+func (r fiber2Reply) VisitListThingsResponse(c *fiberv2.Ctx) error  { return writeFiber2(c, r.Reply) }
+func (r fiber2Reply) VisitCreateThingResponse(c *fiberv2.Ctx) error { return writeFiber2(c, r.Reply) }
+func (r fiber2Reply) VisitPayResponse(c *fiberv2.Ctx) error         { return writeFiber2(c, r.Reply) }
+func (r fiber2Reply) VisitUploadResponse(c *fiberv2.Ctx) error      { return writeFiber2(c, r.Reply) }
+
+func newFiber2() *fiberv2.App {
+	app := fiberv2.New(fiberv2.Config{DisableStartupMessage: true, ErrorHandler: func(c *fiberv2.Ctx, err error) error {
+		var failed *guardtest.Error
+		if !errors.As(err, &failed) {
+			return fiberv2.DefaultErrorHandler(c, err)
+		}
+		return c.Status(failed.Status).SendString(text(failed))
+	}})
+	app.Use(recoverv2.New(), func(c *fiberv2.Ctx) error {
+		if trip := c.Get("X-Trip"); trip != "" {
+			c.Set("X-Outer", trip)
+		}
+		c.Locals("user", c.Get("X-User"))
+		return c.Next()
+	})
+	return app
+}
+
+func fiber2Principal(c *fiberv2.Ctx) (string, error) {
+	user, _ := c.Locals("user").(string)
+	return guardtest.Principal(user)
+}
+
+func runFiber2(t *testing.T, app *fiberv2.App) guardtest.Running {
+	return run(t, app.Listener, func(ctx context.Context) error { return app.ShutdownWithContext(ctx) }, nil)
+}
+
+type fiber3Server struct{ handle guardtest.Handler }
+
+func (s fiber3Server) ListThings(c fiberv3.Ctx) error    { return s.serve(c, "listThings") }
+func (s fiber3Server) CreateThing(c fiberv3.Ctx) error   { return s.serve(c, "createThing") }
+func (s fiber3Server) Pay(c fiberv3.Ctx, _ string) error { return s.serve(c, "pay") }
+func (s fiber3Server) Upload(c fiberv3.Ctx) error        { return s.serve(c, "upload") }
+
+func (s fiber3Server) serve(c fiberv3.Ctx, operation string) error {
+	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
+	if reply.Err != nil {
+		return reply.Err
+	}
+	return writeFiber3(c, reply)
+}
+
+func writeFiber3(c fiberv3.Ctx, r guardtest.Reply) error {
+	for name, values := range r.Header {
+		c.Response().Header.Del(name)
+		for _, v := range values {
+			c.Response().Header.Add(name, v)
+		}
+	}
+	c.Status(r.Status)
+	if r.Stream == nil {
+		_, err := c.WriteString(r.Body)
+		return err
+	}
+	c.Response().SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
+	return nil
+}
+
+// fiber3Reply is the response object of strict servers.
+type fiber3Reply struct{ guardtest.Reply }
+
+func (r fiber3Reply) VisitListThingsResponse(c fiberv3.Ctx) error  { return writeFiber3(c, r.Reply) }
+func (r fiber3Reply) VisitCreateThingResponse(c fiberv3.Ctx) error { return writeFiber3(c, r.Reply) }
+func (r fiber3Reply) VisitPayResponse(c fiberv3.Ctx) error         { return writeFiber3(c, r.Reply) }
+func (r fiber3Reply) VisitUploadResponse(c fiberv3.Ctx) error      { return writeFiber3(c, r.Reply) }
+
+func newFiber3() *fiberv3.App {
+	app := fiberv3.New(fiberv3.Config{ErrorHandler: func(c fiberv3.Ctx, err error) error {
+		var failed *guardtest.Error
+		if !errors.As(err, &failed) {
+			return fiberv3.DefaultErrorHandler(c, err)
+		}
+		return c.Status(failed.Status).SendString(text(failed))
+	}})
+	app.Use(recoverv3.New(), func(c fiberv3.Ctx) error {
+		if trip := c.Get("X-Trip"); trip != "" {
+			c.Set("X-Outer", trip)
+		}
+		c.Locals("user", c.Get("X-User"))
+		return c.Next()
+	})
+	return app
+}
+
+func fiber3Principal(c fiberv3.Ctx) (string, error) {
+	user, _ := c.Locals("user").(string)
+	return guardtest.Principal(user)
+}
+
+func runFiber3(t *testing.T, app *fiberv3.App) guardtest.Running {
+	return run(t, func(l net.Listener) error {
+		return app.Listener(l, fiberv3.ListenConfig{DisableStartupMessage: true})
+	}, func(ctx context.Context) error { return app.ShutdownWithContext(ctx) }, nil)
+}
