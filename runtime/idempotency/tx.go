@@ -58,11 +58,11 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		if !e.op.records(resp.Status) {
 			return Outcome{}, false, errFreed
 		}
-		outcome = e.outcome(ctx, resp)
-		if outcome.State != Completed && !e.op.Replay.None {
+		if int64(len(resp.Body)) > e.op.MaxRecordedBody && !e.op.Replay.None {
 			e.passErr = errTooLarge
 			return Outcome{}, false, errFreed
 		}
+		outcome = e.outcome(ctx, resp)
 		return outcome, resp.Status < 400, nil
 	}
 	row, v, err := e.acquire(ctx, func() (Row, error) {

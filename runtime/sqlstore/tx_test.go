@@ -79,6 +79,7 @@ type txSetup struct {
 	pool    int    // connections; 8 by default
 	policy  func(*idempotency.Policy)
 	timeout time.Duration // of the store
+	options []idempotency.Option
 }
 
 // serve starts a server with a pool and a store of its own, as a process has.
@@ -100,11 +101,11 @@ func (b txBackend) serve(t *testing.T, s txSetup, handler txHandler) *txShop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, err := idempotency.New(store, idempotency.WithStoreTimeout(s.timeout), idempotency.WithObserver(func(_ context.Context, e idempotency.Event) {
+	guard, err := idempotency.New(store, append(s.options, idempotency.WithStoreTimeout(s.timeout), idempotency.WithObserver(func(_ context.Context, e idempotency.Event) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.events = append(f.events, e)
-	}))
+	}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -515,6 +516,23 @@ func TestTxReplayNone(t *testing.T) {
 		f.ran(1)
 	})
 }
+
+// What cannot be sealed has happened all the same, and is not recorded in clear.
+func TestTxSealingFails(t *testing.T) {
+	onEachDatabase(t, func(t *testing.T, b txBackend) {
+		f := b.serve(t, txSetup{options: []idempotency.Option{idempotency.WithSealer(noSealer{})}}, ordering(answering(201)))
+		f.post("k", "tea").is(t, 201, "made")
+		f.holds("tea")
+		f.keys(keyRow{idempotency.NotReplayable, 201, 1})
+		f.post("k", "tea").refused(t, 409, "idempotency-not-replayable")
+		f.ran(1)
+	})
+}
+
+type noSealer struct{}
+
+func (noSealer) Seal(_, _ []byte) ([]byte, error) { return nil, errors.New("no key") }
+func (noSealer) Open(_, _ []byte) ([]byte, error) { return nil, errors.New("no key") }
 
 func TestTxMarkEffect(t *testing.T) {
 	onEachDatabase(t, func(t *testing.T, b txBackend) {
