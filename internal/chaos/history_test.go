@@ -1,0 +1,162 @@
+//go:build unix
+
+package chaos
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// An input is one request. Its number is even or odd with its body: requests of
+// one key are the same exactly if their numbers agree in that.
+type input struct {
+	key        int
+	number     int
+	atMostOnce bool
+}
+
+func sameRequest(a, b int) bool { return a%2 == b%2 }
+
+// An output is what became of a request: of which kind its answer was and, of a
+// recorded one, which request's run gave it.
+type output struct {
+	kind kind
+	run  int
+}
+
+type kind string
+
+const (
+	own         kind = "own answer"
+	replayed    kind = "replayed"
+	freed       kind = "own answer, not recorded"
+	inFlight    kind = "in flight"
+	mismatch    kind = "mismatch"
+	unknown     kind = "outcome unknown" // nobody will run it
+	unavailable kind = "unavailable"     // nobody ran it
+	unsettled   kind = "unsettled"       // it may have run
+	noAnswer    kind = "no answer"       // it may have run, and may do so later
+	wrong       kind = "wrong"
+)
+
+// promise is what the guard promises of one key, as if requests came one after
+// the other. A state is the number of the request whose run is recorded, or 0.
+var promise = porcupine.NondeterministicModel{
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		keys := map[int][]porcupine.Operation{}
+		for _, op := range history {
+			key := op.Input.(input).key
+			keys[key] = append(keys[key], op)
+		}
+		var partitions [][]porcupine.Operation
+		for _, ops := range keys {
+			partitions = append(partitions, ops)
+		}
+		return partitions
+	},
+	Init: func() []any { return []any{0} },
+	Step: func(state, in, out any) []any {
+		recorded, request, answer := state.(int), in.(input), out.(output)
+		stays := func(ok bool) []any {
+			if ok {
+				return []any{recorded}
+			}
+			return nil
+		}
+		switch answer.kind {
+		case own:
+			if recorded == 0 && answer.run == request.number {
+				return []any{request.number}
+			}
+			return nil
+		case replayed:
+			return stays(recorded != 0 && recorded == answer.run && sameRequest(recorded, request.number))
+		case freed, inFlight:
+			return stays(recorded == 0)
+		case unknown:
+			return stays(recorded == 0 && request.atMostOnce)
+		case mismatch:
+			return stays(recorded == 0 || !sameRequest(recorded, request.number))
+		case unavailable:
+			return stays(true)
+		case unsettled, noAnswer:
+			if recorded == 0 {
+				return []any{0, request.number}
+			}
+			return stays(true)
+		}
+		return nil
+	},
+	DescribeOperation: func(in, out any) string { return fmt.Sprintf("%+v: %+v", in, out) },
+}
+
+// A history is what all requests asked and were answered, and what ran.
+type history struct {
+	ops  []porcupine.Operation
+	runs map[int][]int // key -> the numbers of the requests that ran
+	seen map[string]int
+}
+
+// check returns how the history breaks the promise.
+func (h *history) check() error {
+	model := promise.ToModel()
+	for _, ops := range promise.Partition(h.ops) {
+		if result := porcupine.CheckOperationsTimeout(model, ops, time.Minute); result != porcupine.Ok {
+			var b strings.Builder
+			for _, op := range ops {
+				fmt.Fprintf(&b, "\n%8.1f to %8.1f ms: %s", float64(op.Call)/1e6, float64(op.Return)/1e6, promise.DescribeOperation(op.Input, op.Output))
+			}
+			return fmt.Errorf("no order of one after the other explains these answers (%s):%s", result, b.String())
+		}
+	}
+	ran := map[int]bool{}
+	for key, runs := range h.runs {
+		if isAtMostOnce(key) && len(runs) > 1 {
+			return fmt.Errorf("at-most-once key %d ran for the requests %v", key, runs)
+		}
+		for _, number := range runs {
+			if ran[number] {
+				return fmt.Errorf("request %d ran twice", number)
+			}
+			ran[number] = true
+		}
+	}
+	for _, op := range h.ops {
+		if out := op.Output.(output); out.run != 0 && !ran[out.run] {
+			return fmt.Errorf("request %d was answered for a run that never was: %+v", op.Input.(input).number, out)
+		}
+	}
+	return nil
+}
+
+// The model of the promise tells right histories from wrong ones.
+func TestPromise(t *testing.T) {
+	ask := func(number int, kind kind, run int, call, end int64) porcupine.Operation {
+		return porcupine.Operation{Input: input{number: number}, Output: output{kind, run}, Call: call, Return: end}
+	}
+	for _, test := range []struct {
+		name  string
+		right bool
+		ops   []porcupine.Operation
+	}{
+		{"a replay of the first", true, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, replayed, 2, 3, 4)}},
+		{"a replay before the first ended", true, []porcupine.Operation{ask(2, own, 2, 1, 4), ask(4, replayed, 2, 2, 3)}},
+		{"a replay before the first began", false, []porcupine.Operation{ask(2, own, 2, 3, 4), ask(4, replayed, 2, 1, 2)}},
+		{"a replay of a run whose client left", true, []porcupine.Operation{ask(2, noAnswer, 0, 1, 9), ask(4, replayed, 2, 3, 4)}},
+		{"a run after one whose client left", true, []porcupine.Operation{ask(2, noAnswer, 0, 1, 9), ask(4, own, 4, 3, 4)}},
+		{"two answers of their own", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, own, 4, 3, 4)}},
+		{"two replays that differ", false, []porcupine.Operation{ask(2, noAnswer, 0, 1, 9), ask(4, noAnswer, 0, 1, 9), ask(6, replayed, 2, 3, 4), ask(8, replayed, 4, 5, 6)}},
+		{"in flight after the answer", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, inFlight, 0, 3, 4)}},
+		{"a replay to another request", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(3, replayed, 2, 3, 4)}},
+		{"a mismatch of the same request", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, mismatch, 0, 3, 4)}},
+		{"unknown, at least once", false, []porcupine.Operation{ask(2, unknown, 0, 1, 2)}},
+	} {
+		if right := porcupine.CheckOperations(promise.ToModel(), test.ops); right != test.right {
+			t.Errorf("%s: right is %t", test.name, right)
+		}
+	}
+}
