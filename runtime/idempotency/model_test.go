@@ -28,8 +28,9 @@ import (
 // is a request that takes none any more, and every prefix of every history is
 // looked at.
 //
-// Time itself is not modelled, only what it brings about. Nor is a Transactor,
-// whose key is held by the database.
+// Time itself is not modelled, only what it brings about. A handler's context
+// is not, for handlers need not heed it. Nor is a Transactor, whose key is held
+// by the database.
 
 // A kept is the row of the key; the zero kept is no row.
 type kept struct {
@@ -106,8 +107,9 @@ const (
 	inFlight
 	notKept
 	unknown
-	unsettledReply
-	unavailableReply
+	unsettledReply   // it may have run
+	unavailableReply // it did not run
+	replies
 )
 
 // A party is one request: what it knows, and what has become of it.
@@ -231,8 +233,8 @@ func heldStore(k kept, c call, who claimant, q party) kept {
 	return k
 }
 
-// answer is what the store answers to a call that left the row k; before is
-// what the row was.
+// result is what the store answers to a call that left the row k; before is what
+// the row was.
 func (k kept) result(before kept, c call, who claimant, q party) (row Row, err error) {
 	held := before.id == who.id && before.state == Processing
 	switch c {
@@ -380,15 +382,17 @@ type space struct {
 	*protocol
 	setting
 	who    []claimant
-	seen   map[world]int32
+	seen   map[world]struct{}
 	states []world
-	from   []origin
+	from   []origin // of each state
 	steps  int
+	sends  [replies]int // how often each reply was sent
 	probed map[kept]bool
 	broken string // the law that was broken first
 	at     int32  // in this state
 }
 
+// An origin is the step that first led to a state.
 type origin struct {
 	state  int32
 	who    uint8
@@ -398,7 +402,7 @@ type origin struct {
 // explore visits every state, those that the fewest steps lead to first, until
 // a law is broken.
 func explore(p *protocol, s setting) *space {
-	x := &space{protocol: p, setting: s, seen: map[world]int32{}, probed: map[kept]bool{}}
+	x := &space{protocol: p, setting: s, seen: map[world]struct{}{}, probed: map[kept]bool{}}
 	start := world{faults: s.faults}
 	for i := range start.parties {
 		if i >= len(s.prints) {
@@ -414,6 +418,8 @@ func explore(p *protocol, s setting) *space {
 	return x
 }
 
+// reach adds a state, unless it was reached before, or notes the law that the
+// step to it broke.
 func (x *space) reach(w world, from origin, broken string) {
 	x.steps++
 	if x.broken != "" {
@@ -427,18 +433,19 @@ func (x *space) reach(w world, from origin, broken string) {
 		broken = lawStuck
 	}
 	x.broken, x.at = broken, int32(len(x.states))
-	x.seen[w] = x.at
+	x.seen[w] = struct{}{}
 	x.states = append(x.states, w)
 	x.from = append(x.from, from)
 }
 
+// expand takes each step that may be taken in a state.
 func (x *space) expand(at int32) {
 	w := x.states[at]
 	x.pass(w, at)
 	for i := range x.who {
 		q := &w.parties[i]
-		if i > 0 && w.parties[i-1] == (party{}) && x.who[i-1].print == x.who[i].print {
-			break // requests that are the same but for their number begin in its order
+		if i > 0 && x.who[i-1].print == x.who[i].print && w.parties[i-1] == (party{}) && w.kept.id != x.who[i-1].id {
+			continue // requests that are the same but for their number begin in its order
 		}
 		step := func(action string) origin { return origin{at, x.who[i].id, action} }
 		if q.at == running {
@@ -457,7 +464,7 @@ func (x *space) expand(at int32) {
 				after.parties[i].at = marking
 				x.reach(after, step("handler marks"), "")
 			}
-			if w.kept.lapsed {
+			if w.kept.lapsed { // else it changes nothing that is modelled
 				x.deliver(w, i, callRenew, step("renew"))
 				x.lose(w, i, callRenew, step("renew is late"))
 			}
@@ -488,8 +495,8 @@ func (x *space) pass(w world, at int32) {
 	if k := w.kept; k != (kept{}) && !k.expired && x.expires(k) {
 		after := w
 		after.kept.expired = true
-		if owner := &after.parties[k.id-1]; owner.recorded {
-			owner.over, after.final = true, 0
+		if k.state != Processing {
+			after.parties[k.id-1].over, after.final = true, 0
 		}
 		x.reach(after, origin{at, k.id, "expires"}, "")
 	}
@@ -623,6 +630,7 @@ func (x *space) won(w *world, i int) (broken string) {
 
 // sent is called when a party answers its client, having read k.
 func (x *space) sent(w *world, i int, r reply, k kept) (broken string) {
+	x.sends[r]++
 	q := &w.parties[i]
 	var final uint8
 	switch {
@@ -676,13 +684,14 @@ func (w *world) forget() {
 			q.attempt, q.settles, q.ended = 0, 0, 0
 		}
 		if q.over || !q.owned {
-			q.owned, q.bound, q.excused, q.recorded, q.over = false, false, false, q.recorded && w.kept.id == uint8(i+1), q.over && w.kept.id == uint8(i+1)
+			q.owned, q.bound, q.excused, q.recorded, q.over = false, false, false, false, false
 		}
 	}
 }
 
 // stuck reports whether a request that comes when the lease has lapsed, and
-// that nothing disturbs, learns nothing.
+// that nothing disturbs, learns nothing. It needs at most three calls: a claim,
+// a takeover, and another claim if the row was gone.
 func (x *space) stuck(k kept) bool {
 	if k.state == Processing {
 		k.lapsed = k != kept{}
@@ -692,7 +701,7 @@ func (x *space) stuck(k kept) bool {
 	}
 	who := claimant{id: modelParties + 1, print: k.print}
 	began, q, r := k, party{}, noReply
-	for step := 0; q.at != running && q.at != gone && step < 4; step++ {
+	for step := 0; q.at != running && q.at != gone && step < 3; step++ {
 		before := k
 		c := q.at.call()
 		k = x.store(before, c, who, q)
@@ -733,6 +742,7 @@ var settings = []setting{
 
 func TestModel(t *testing.T) {
 	total := 0
+	var sends [replies]int
 	for _, s := range settings {
 		x := explore(rightProtocol(), s)
 		t.Logf("%s: %d states, %d steps", s.name, len(x.states), x.steps)
@@ -740,6 +750,14 @@ func TestModel(t *testing.T) {
 			t.Fatalf("broken law, %s:\n%s", x.broken, x.trace())
 		}
 		total += len(x.states)
+		for r, n := range x.sends {
+			sends[r] += n
+		}
+	}
+	for r, n := range sends {
+		if n == 0 {
+			t.Errorf("nobody was ever answered %d", r)
+		}
 	}
 	const floor = 300_000
 	if total < floor {
