@@ -204,7 +204,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
   const limit = options.bodyLimit ?? 1048576;
 
   function find(method: string, url: URL): Policy | null {
-    if (url.origin !== base.origin || !url.pathname.startsWith(prefix + "/")) {
+    if (url.origin !== base.origin || !url.pathname.startsWith(prefix)) {
       return null;
     }
     const path = url.pathname.slice(prefix.length);
@@ -229,10 +229,9 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
 
   async function call(policy: Policy, request: Request): Promise<Response> {
     const key = policy.natural ? undefined : await attach(policy, request.headers);
-    const retry = { ...(policy.retry ?? once), ...options.retry };
-    const repeats = policy.retry !== null && options.noRetry !== true && retry.maxAttempts > 1;
+    const retry = policy.retry === null || options.noRetry === true ? once : { ...policy.retry, ...options.retry };
     // Undefined: too large to be repeated. The request itself is untouched.
-    const body = repeats ? await readUpTo(request.clone(), limit) : undefined;
+    const body = retry.maxAttempts > 1 ? await readUpTo(request.clone(), limit) : undefined;
     const begun = performance.now();
     for (let number = 1, counted = 0; ; number++) {
       const result = await attempt(body === undefined ? request : copy(request, body), policy, key);

@@ -141,6 +141,16 @@ test("Retry-After is followed up to the longest wait", async (t) => {
   }
 });
 
+test("an answer that is not returned is given up", { timeout: 20_000 }, async (t) => {
+  let closed: Promise<unknown> | undefined;
+  const { post } = await order(t, [(response) => {
+    closed = new Promise((resolve) => response.once("close", resolve));
+    response.writeHead(503, { "Content-Type": "text/plain" }).write("and so on");
+  }, created]);
+  assert.equal((await post()).status, 201);
+  await closed;
+});
+
 test("no attempt begins when the time is over", async (t) => {
   const { seen, post } = await order(t, [answer(503, "", { "Retry-After": "1" })], { retry: { maxElapsed: 500 } });
   assert.equal((await post()).status, 503);
@@ -150,14 +160,18 @@ test("no attempt begins when the time is over", async (t) => {
 test("an abort ends the wait with its reason", async (t) => {
   const abort = new AbortController();
   const { seen, post } = await order(t, [answer(503, "", { "Retry-After": "1" })], { onAttempt: () => setImmediate(() => abort.abort("enough")) }, { signal: abort.signal });
+  const begun = performance.now();
   await assert.rejects(post(), (reason) => reason === "enough");
+  assert.ok(performance.now() - begun < 900);
   oneKey(seen, 1);
 });
 
 test("an abort ends an attempt, and no other follows", async (t) => {
-  const { seen, post } = await order(t, [() => undefined], {}, { signal: AbortSignal.timeout(50) });
+  const again: boolean[] = [];
+  const { seen, post } = await order(t, [() => undefined], { onAttempt: (attempt) => again.push(attempt.again) }, { signal: AbortSignal.timeout(50) });
   await assert.rejects(post(), { name: "TimeoutError" });
   oneKey(seen, 1);
+  assert.deepEqual(again, [false]);
 });
 
 test("noRetry, and a document that says so, send once, with a key", async (t) => {
@@ -221,6 +235,7 @@ test("each operation is found by its method and path, below the base URL alone",
     ["POST", `v1/café/"7"`, 2, "idempotency-key"],
     ["POST", "orders", 1, ""],
     ["POST", "v10/orders", 1, ""],
+    ["POST", "v2/orders", 1, ""],
   ] as const) {
     seen.length = 0;
     await fetch(url + "/" + path, { method });
