@@ -239,7 +239,10 @@ func (r *request) send(t *testing.T, p *process) bool {
 // answer has its effect and stays, and what may happen once happens once.
 func TestRandomKills(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
-		const rounds, bound = 60, 15 * time.Second
+		rounds, bound := shortOr(60, 400), 15*time.Second
+		if *long {
+			bound = 4 * time.Minute
+		}
 		window := 20 * time.Millisecond
 		if d.Driver == "sqlite" { // which waits for the disk, and for its own writers
 			window = 100 * time.Millisecond
@@ -254,7 +257,7 @@ func TestRandomKills(t *testing.T) {
 		c := newConfig(d, 3*time.Second)
 		c.MaxOpenConns = 4
 		var all []*request
-		began := time.Now()
+		began, kills := time.Now(), 0
 		for round := 0; round < rounds && time.Since(began) < bound; round++ {
 			c.Process = round
 			server := start(t, c)
@@ -287,6 +290,7 @@ func TestRandomKills(t *testing.T) {
 			<-warm
 			time.Sleep(rand.N(window))
 			server.kill(t)
+			kills++
 			wg.Wait()
 		}
 
@@ -330,7 +334,7 @@ func TestRandomKills(t *testing.T) {
 				unknown++
 			}
 		}
-		t.Logf("%d requests: %d ran again after a kill, %d have an unknown outcome", len(all), again, unknown)
+		t.Logf("%d kills amid %d requests: %d ran again after a kill, %d have an unknown outcome", kills, len(all), again, unknown)
 		if again+unknown == 0 {
 			t.Error("no kill met a handler")
 		}

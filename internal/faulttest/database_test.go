@@ -32,11 +32,13 @@ func (d database) open() (*sql.DB, *sqlstore.Store, error) {
 	return db, store, err
 }
 
+// insert returns the statement that writes an effect, which a driver may send
+// twice: the one of each run is written once.
 func (d database) insert() string {
 	if d.Driver == "sqlite" {
-		return "INSERT INTO effects (key, process, attempt, at) VALUES (?, ?, ?, ?)"
+		return "INSERT INTO effects (run, request, key, process, attempt, at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 	}
-	return "INSERT INTO effects (key, process, attempt, at) VALUES ($1, $2, $3, $4)"
+	return "INSERT INTO effects (run, request, key, process, attempt, at) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING"
 }
 
 // An effect is what one run of a handler did.
@@ -58,7 +60,7 @@ func migrate(t *testing.T, d database) effects {
 	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.Exec("CREATE TABLE effects (key text, process int, attempt int, at timestamp)"); err != nil {
+	if _, err := db.Exec("CREATE TABLE effects (run text PRIMARY KEY, request text, key text, process int, attempt int, at timestamp)"); err != nil {
 		t.Fatal(err)
 	}
 	return effects{db}

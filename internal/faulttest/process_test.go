@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -171,6 +172,8 @@ type answer struct {
 	kind string
 	body string
 	took time.Duration
+	// request is the name of the request that is answered.
+	request string
 }
 
 const (
@@ -189,6 +192,10 @@ func (p *process) post(path, key, steps string) answer {
 }
 
 func (p *process) postUntil(ctx context.Context, path, key, steps string) answer {
+	return p.send(ctx, path, key, steps, "")
+}
+
+func (p *process) send(ctx context.Context, path, key, steps, death string) answer {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+path, strings.NewReader(`{"amount":250,"currency":"EUR"}`))
 	if err != nil {
 		return answer{kind: err.Error()}
@@ -196,6 +203,9 @@ func (p *process) postUntil(ctx context.Context, path, key, steps string) answer
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set(wire.HeaderKey, key)
 	r.Header.Set(headerSteps, steps)
+	r.Header.Set(headerDeath, death)
+	request := rand.Text()
+	r.Header.Set(headerRequest, request)
 	sent := time.Now()
 	resp, err := client.Do(r)
 	if err != nil {
@@ -206,7 +216,7 @@ func (p *process) postUntil(ctx context.Context, path, key, steps string) answer
 	if err != nil {
 		return answer{kind: err.Error()}
 	}
-	return answer{kind: kind(resp, path, key, body), body: string(body), took: time.Since(sent)}
+	return answer{kind: kind(resp, path, key, body), body: string(body), took: time.Since(sent), request: request}
 }
 
 func kind(resp *http.Response, path, key string, body []byte) string {

@@ -10,6 +10,7 @@ package faulttest
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +56,13 @@ const (
 // is no part of the fingerprint, so that the same request may go another way.
 const headerSteps = "Test-Steps"
 
+// headerRequest names one request among all, and headerDeath the instant at
+// which its server is to die of it.
+const (
+	headerRequest = "Test-Request"
+	headerDeath   = "Test-Death"
+)
+
 // A config is all that a server is told.
 type config struct {
 	Database     database
@@ -85,7 +94,7 @@ func serve(settings string) error {
 	}
 	db.SetMaxOpenConns(c.MaxOpenConns)
 	db.SetMaxIdleConns(c.MaxOpenConns)
-	guard, err := idempotency.New(store, idempotency.WithStoreTimeout(c.StoreTimeout))
+	guard, err := idempotency.New(mortal{store}, idempotency.WithStoreTimeout(c.StoreTimeout))
 	if err != nil {
 		return err
 	}
@@ -100,7 +109,8 @@ func serve(settings string) error {
 		p.Operation, p.Guarantee = "POST "+path, guarantee
 		idempotency.Register[*http.Request](guard, &p)
 		mux.HandleFunc(p.Operation, func(w http.ResponseWriter, r *http.Request) {
-			guard.Handle(&p, w, r, s.handle)
+			r = r.WithContext(context.WithValue(r.Context(), deathKey{}, r.Header.Get(headerDeath)))
+			guard.Handle(&p, mortalWriter{w, r}, r, s.handle)
 		})
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -149,6 +159,8 @@ func (s *server) gate(key string) chan struct{} {
 func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	key, attempt := idempotency.KeyFrom(ctx).String(), idempotency.Attempt(ctx)
+	run, padding := rand.Text(), ""
+	dieIf(ctx, inHandler)
 	for step := range strings.SplitSeq(r.Header.Get(headerSteps), ",") {
 		verb, argument, _ := strings.Cut(step, "=")
 		var err error
@@ -158,7 +170,8 @@ func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 			if tx, ok := sqlstore.Tx(ctx); ok {
 				exec = tx.ExecContext
 			}
-			_, err = exec(ctx, s.insert, key, s.process, attempt, time.Now().UTC())
+			_, err = exec(ctx, s.insert, run, r.Header.Get(headerRequest), key, s.process, attempt, time.Now().UTC())
+			dieIf(ctx, afterEffect)
 		case "mark":
 			err = idempotency.MarkEffect(ctx)
 		case "hold": // until the test lets go
@@ -168,6 +181,11 @@ func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 			var d time.Duration
 			if d, err = time.ParseDuration(argument); err == nil {
 				time.Sleep(d)
+			}
+		case "pad": // the answer with so many bytes
+			var n int
+			if n, err = strconv.Atoi(argument); err == nil {
+				padding = strings.Repeat("x", n)
 			}
 		case "connection": // is taken from the pool until the handler returns
 			var conn *sql.Conn
@@ -188,5 +206,5 @@ func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Location", fmt.Sprintf("%s/%s", r.URL.Path, key))
 	w.WriteHeader(http.StatusCreated)
-	fmt.Fprintf(w, "process %d, attempt %d, at %d", s.process, attempt, time.Now().UnixNano())
+	fmt.Fprintf(w, "process %d, attempt %d, run %s%s", s.process, attempt, run, padding)
 }
