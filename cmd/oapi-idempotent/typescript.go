@@ -11,7 +11,7 @@ import (
 const typescriptHelp = `oapi-idempotent typescript prints a TypeScript module that gives the calls of the
 document's annotated operations idempotency keys and safe retries, as the
 generated Go client does. It has no dependencies, and goes with openapi-fetch and
-with plain fetch, in browsers and in Node 18 or newer.
+with plain fetch, in browsers and in Node 20 or newer.
 
 Usage:
 

@@ -76,10 +76,13 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 // true: the answer is final, and it has been noted where the process looks
 // before it begins calls. Final are the operation's own answers. No answer is
 // not ([Error]), nor is one that can change: 5xx, 429, a key in flight (see
-// [Check]); leave these pending and call again later. A process that is killed
-// between its note and Done finds the call in Pending, sees its note, and calls
-// Done. One that is killed before Begin has sent nothing, and finds the work
-// where it found it the first time.
+// [Check]); leave these pending and call again later. For [NotReplayable] and
+// [OutcomeUnknown] look for the effect, note what you find, and call Done; for
+// [KeyReused] mend the code: the request was not built of what is stored.
+//
+// A process that is killed between its note and Done finds the call in Pending,
+// sees its note, and calls Done. One that is killed before Begin has sent
+// nothing, and finds the work where it found it the first time.
 //
 // # What is promised
 //

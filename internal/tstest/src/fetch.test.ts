@@ -251,6 +251,14 @@ test("each operation is found by its method and path, below the base URL alone",
   assert.equal(other.seen[0]?.headers["idempotency-key"], undefined);
 });
 
+test("a redirect is still the same call", async (t) => {
+  const { seen, post } = await order(t, [answer(307, "", { Location: "/elsewhere" }), reset, answer(307, "", { Location: "/elsewhere" }), created]);
+  const response = await post();
+  assert.equal(response.status, 201);
+  assert.equal(keyOf(response), oneKey(seen, 4));
+  assert.deepEqual(seen.map(({ path }) => path), ["/orders", "/elsewhere", "/orders", "/elsewhere"]);
+});
+
 test("bodies of every kind are repeated", async (t) => {
   const form = new FormData();
   form.set("item", "tea");
