@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,11 +14,7 @@ import (
 
 // An input is one request. Its number is even or odd with its body: requests of
 // one key are the same exactly if their numbers agree in that.
-type input struct {
-	key        int
-	number     int
-	atMostOnce bool
-}
+type input struct{ key, number int }
 
 func sameRequest(a, b int) bool { return a%2 == b%2 }
 
@@ -78,7 +75,7 @@ var promise = porcupine.NondeterministicModel{
 		case freed, inFlight:
 			return stays(recorded == 0)
 		case unknown:
-			return stays(recorded == 0 && request.atMostOnce)
+			return stays(recorded == 0)
 		case mismatch:
 			return stays(recorded == 0 || !sameRequest(recorded, request.number))
 		case unavailable:
@@ -96,10 +93,30 @@ var promise = porcupine.NondeterministicModel{
 
 // A history is what all requests asked and were answered, and what ran.
 type history struct {
-	ops  []porcupine.Operation
-	runs map[int][]int // key -> the numbers of the requests that ran
-	seen map[string]int
+	ops   []porcupine.Operation
+	runs  map[int][]run // of each key
+	bound map[int]binding
+	marks map[int]bool // the keys that a run tried to bind
+	seen  map[string]int
 }
+
+// A run is which request ran, in which attempt of its key.
+type run struct{ number, attempt int }
+
+// A binding is the run of a key that was bound to be the last, and how many had
+// begun by then.
+type binding struct {
+	run
+	begun int
+}
+
+func (h *history) bind(key int, r run) { h.bound[key] = binding{r, len(h.runs[key])} }
+
+var (
+	noOrder  = errors.New("no order of one after the other explains the answers")
+	ranAgain = errors.New("ran again after a run that was bound to be the last")
+	madeUp   = errors.New("answered what no run answered")
+)
 
 // check returns how the history breaks the promise.
 func (h *history) check() error {
@@ -110,24 +127,24 @@ func (h *history) check() error {
 			for _, op := range ops {
 				fmt.Fprintf(&b, "\n%8.1f to %8.1f ms: %s", float64(op.Call)/1e6, float64(op.Return)/1e6, promise.DescribeOperation(op.Input, op.Output))
 			}
-			return fmt.Errorf("no order of one after the other explains these answers (%s):%s", result, b.String())
+			return fmt.Errorf("%w (%s):%s", noOrder, result, b.String())
 		}
 	}
 	ran := map[int]bool{}
 	for key, runs := range h.runs {
-		if isAtMostOnce(key) && len(runs) > 1 {
-			return fmt.Errorf("at-most-once key %d ran for the requests %v", key, runs)
-		}
-		for _, number := range runs {
-			if ran[number] {
-				return fmt.Errorf("request %d ran twice", number)
+		last, bound := h.bound[key]
+		for i, run := range runs {
+			// A run of a lower attempt was claimed before, and began late.
+			if ran[run.number] || bound && i >= last.begun && run.attempt >= last.attempt {
+				return fmt.Errorf("key %d %w: %v of %v (request, attempt)", key, ranAgain, last.run, runs)
 			}
-			ran[number] = true
+			ran[run.number] = true
 		}
 	}
 	for _, op := range h.ops {
-		if out := op.Output.(output); out.run != 0 && !ran[out.run] {
-			return fmt.Errorf("request %d was answered for a run that never was: %+v", op.Input.(input).number, out)
+		in, out := op.Input.(input), op.Output.(output)
+		if out.run != 0 && !ran[out.run] || out.kind == unknown && !isAtMostOnce(in.key) && !h.marks[in.key] {
+			return fmt.Errorf("request %d %w: %+v", in.number, madeUp, out)
 		}
 	}
 	return nil
@@ -153,7 +170,7 @@ func TestPromise(t *testing.T) {
 		{"in flight after the answer", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, inFlight, 0, 3, 4)}},
 		{"a replay to another request", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(3, replayed, 2, 3, 4)}},
 		{"a mismatch of the same request", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, mismatch, 0, 3, 4)}},
-		{"unknown, at least once", false, []porcupine.Operation{ask(2, unknown, 0, 1, 2)}},
+		{"unknown after the answer", false, []porcupine.Operation{ask(2, own, 2, 1, 2), ask(4, unknown, 0, 3, 4)}},
 	} {
 		if right := porcupine.CheckOperations(promise.ToModel(), test.ops); right != test.right {
 			t.Errorf("%s: right is %t", test.name, right)
