@@ -66,25 +66,44 @@ func migrate(t *testing.T, d database) effects {
 	return effects{db}
 }
 
-// of returns the effects of each key, in the order in which they came about.
-func (e effects) of(t *testing.T) map[string][]effect {
+// A run is what the handler of one request did.
+type run struct {
+	effect
+	id, request string
+	at          time.Time
+}
+
+// runs returns the runs of each key that had an effect, in their order.
+func (e effects) runs(t *testing.T) map[string][]run {
 	t.Helper()
-	rows, err := e.db.Query("SELECT key, process, attempt FROM effects ORDER BY at")
+	rows, err := e.db.Query("SELECT key, process, attempt, run, request, at FROM effects ORDER BY at")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer rows.Close()
-	all := map[string][]effect{}
+	all := map[string][]run{}
 	for rows.Next() {
 		var key string
-		var one effect
-		if err := rows.Scan(&key, &one.process, &one.attempt); err != nil {
+		var r run
+		if err := rows.Scan(&key, &r.process, &r.attempt, &r.id, &r.request, &r.at); err != nil {
 			t.Fatal(err)
 		}
-		all[key] = append(all[key], one)
+		all[key] = append(all[key], r)
 	}
 	if err := rows.Err(); err != nil {
 		t.Fatal(err)
+	}
+	return all
+}
+
+// of returns the effects of each key, in the order in which they came about.
+func (e effects) of(t *testing.T) map[string][]effect {
+	t.Helper()
+	all := map[string][]effect{}
+	for key, runs := range e.runs(t) {
+		for _, r := range runs {
+			all[key] = append(all[key], r.effect)
+		}
 	}
 	return all
 }
