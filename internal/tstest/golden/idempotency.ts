@@ -474,9 +474,9 @@ function discard(body: ReadableStream | null | undefined): void {
   body?.cancel().catch(() => undefined); // it may have broken off
 }
 
-/** Each attempt has a request of its own. */
+/** Each attempt has a request of its own. Its body is a Blob, since Node 20 cannot send a buffer again for a redirect. */
 function copy(request: Request, body: ArrayBuffer): Request {
-  return body.byteLength === 0 ? request.clone() : new Request(request, { body });
+  return body.byteLength === 0 ? request.clone() : new Request(request, { body: new Blob([body]) });
 }
 
 function readProblem(response: Response, head: ArrayBuffer | undefined): (Omit<Problem, "code"> & { code: string }) | undefined {
