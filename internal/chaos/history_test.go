@@ -110,12 +110,16 @@ type binding struct {
 	begun int
 }
 
-func (h *history) bind(key int, r run) { h.bound[key] = binding{r, len(h.runs[key])} }
+func (h *history) bind(key int, r run) {
+	if _, bound := h.bound[key]; !bound {
+		h.bound[key] = binding{r, len(h.runs[key])}
+	}
+}
 
 var (
-	noOrder  = errors.New("no order of one after the other explains the answers")
-	ranAgain = errors.New("ran again after a run that was bound to be the last")
-	madeUp   = errors.New("answered what no run answered")
+	errNoOrder  = errors.New("no order of one after the other explains the answers")
+	errRanAgain = errors.New("ran again after a run that was bound to be the last")
+	errMadeUp   = errors.New("answered what no run answered")
 )
 
 // check returns how the history breaks the promise.
@@ -127,7 +131,7 @@ func (h *history) check() error {
 			for _, op := range ops {
 				fmt.Fprintf(&b, "\n%8.1f to %8.1f ms: %s", float64(op.Call)/1e6, float64(op.Return)/1e6, promise.DescribeOperation(op.Input, op.Output))
 			}
-			return fmt.Errorf("%w (%s):%s", noOrder, result, b.String())
+			return fmt.Errorf("%w (%s):%s", errNoOrder, result, b.String())
 		}
 	}
 	ran := map[int]bool{}
@@ -136,7 +140,7 @@ func (h *history) check() error {
 		for i, run := range runs {
 			// A run of a lower attempt was claimed before, and began late.
 			if ran[run.number] || bound && i >= last.begun && run.attempt >= last.attempt {
-				return fmt.Errorf("key %d %w: %v of %v (request, attempt)", key, ranAgain, last.run, runs)
+				return fmt.Errorf("key %d %w: %v of %v (request, attempt)", key, errRanAgain, last.run, runs)
 			}
 			ran[run.number] = true
 		}
@@ -144,7 +148,7 @@ func (h *history) check() error {
 	for _, op := range h.ops {
 		in, out := op.Input.(input), op.Output.(output)
 		if out.run != 0 && !ran[out.run] || out.kind == unknown && !isAtMostOnce(in.key) && !h.marks[in.key] {
-			return fmt.Errorf("request %d %w: %+v", in.number, madeUp, out)
+			return fmt.Errorf("request %d %w: %+v", in.number, errMadeUp, out)
 		}
 	}
 	return nil
