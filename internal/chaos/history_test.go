@@ -120,6 +120,7 @@ var (
 	errNoOrder  = errors.New("no order of one after the other explains the answers")
 	errRanAgain = errors.New("ran again after a run that was bound to be the last")
 	errMadeUp   = errors.New("answered what no run answered")
+	errDenied   = errors.New("was told that it did not run, and ran")
 )
 
 // check returns how the history breaks the promise.
@@ -149,6 +150,9 @@ func (h *history) check() error {
 		in, out := op.Input.(input), op.Output.(output)
 		if out.run != 0 && !ran[out.run] || out.kind == unknown && !isAtMostOnce(in.key) && !h.marks[in.key] {
 			return fmt.Errorf("request %d %w: %+v", in.number, errMadeUp, out)
+		}
+		if out.kind == unavailable && ran[in.number] {
+			return fmt.Errorf("request %d %w", in.number, errDenied)
 		}
 	}
 	return nil
