@@ -71,6 +71,9 @@ func (l *load) post(p *process, c *call) bool {
 	if l.seen == nil {
 		l.seen = map[string]int{}
 	}
+	if a.body == "" {
+		kind = "nothing"
+	}
 	l.seen[kind]++
 	l.mu.Unlock()
 
