@@ -1,5 +1,5 @@
 # Modules that are never released, for what the root module must not require.
-NESTED = internal/routertest
+NESTED = internal/routertest internal/chaos
 
 .PHONY: test generate lint
 
