@@ -5,7 +5,8 @@ package templates
 import "embed"
 
 // Files are the templates: server.tmpl for what every server has, one file per
-// router family for what its handlers look like, and client.tmpl.
+// router family for what its handlers look like, client.tmpl for the Go client,
+// and typescript.tmpl for the TypeScript one.
 //
 //go:embed *.tmpl
 var Files embed.FS

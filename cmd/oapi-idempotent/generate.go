@@ -41,6 +41,7 @@ Other verbs, each with a help of its own (oapi-idempotent <verb> -h):
   explain    what holds for each operation, and where the document says so
   sql        print the table's DDL, or write it as a migration
   keys       list, show, settle and sweep the keys in a PostgreSQL database
+  typescript write the client's half for fetch and openapi-fetch
 
 <document> is a file or an http(s) URL, YAML or JSON. A minimal config:
 

@@ -11,8 +11,11 @@
 //	store, err := sqlstore.NewSQLite(db)
 //	err = store.Migrate(ctx)
 //
-// The package imports no driver. Call [Store.Sweep] now and then: expired rows
-// count as absent, but nothing else deletes them.
+// The package imports no driver. Run a [Sweeper], or call [Store.Sweep] now and
+// then: expired rows count as absent, but nothing else deletes them.
+//
+// Handlers under guarantee: transaction write through [Tx]. For clients,
+// [Journal] is an outbox: it keeps the key of a call across a crash.
 //
 // # PostgreSQL
 //
@@ -33,7 +36,8 @@
 // # SQLite
 //
 // One process writes at a time, and the others wait; so this is for one machine
-// and moderate traffic. Replays do not wait. [NewSQLite] refuses a pool that
+// and moderate traffic. Replays wait for nobody but, under guarantee:
+// transaction, for another process's transaction. [NewSQLite] refuses a pool that
 // would lose claims. While the application holds a writing transaction open,
 // claims wait for it: a handler that calls the store from within its own
 // transaction waits for itself until its context ends.
