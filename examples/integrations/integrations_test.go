@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,7 +52,7 @@ func TestServers(t *testing.T) {
 	bin := build(t, names...)
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			url := start(t, bin+name)
+			url, _ := start(t, bin+name, t.Output())
 			first := pay(t, url, "alice", "tea", "1", "250")
 			if first.status != http.StatusCreated || first.replayed || !strings.Contains(first.body, `"paid_at":`) {
 				t.Fatalf("the payment is answered %v", first)
@@ -78,11 +79,54 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// start returns the URL of a server that runs until the test ends.
-func start(t *testing.T, command string) string {
+// TestObserved looks at what the observers made of a payment, its replay and a
+// refusal.
+func TestObserved(t *testing.T) {
+	var stderr bytes.Buffer
+	url, stop := start(t, build(t, "observed")+"observed", &stderr)
+	for _, amount := range []string{"250", "250", "999"} {
+		pay(t, url, "alice", "tea", "1", amount)
+	}
+	resp, err := http.Get(url + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	metrics, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	for _, want := range []string{
+		`idempotency_events_total{kind="recorded",operation="POST /payments",problem=""} 1`,
+		`idempotency_events_total{kind="replayed",operation="POST /payments",problem=""} 1`,
+		`idempotency_events_total{kind="refused",operation="POST /payments",problem="idempotency-key-reused"} 1`,
+		`idempotency_store_seconds_count{operation="POST /payments"} 3`,
+	} {
+		if !strings.Contains(string(metrics), want+"\n") {
+			t.Errorf("the metrics lack %s:\n%s", want, metrics)
+		}
+	}
+	for _, want := range []string{
+		"INFO idempotency: recorded operation=\"POST /payments\"",
+		"INFO idempotency: replayed operation=\"POST /payments\"",
+		"INFO idempotency: refused operation=\"POST /payments\"",
+		`"Name":"idempotency recorded"`,
+		`"Name":"idempotency replayed"`,
+		`"Name":"idempotency refused"`,
+	} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, &stderr)
+		}
+	}
+}
+
+// start returns the URL of a server that runs until it is stopped, or the test
+// ends. What it wrote is in stderr when stop returns.
+func start(t *testing.T, command string, stderr io.Writer) (url string, stop func()) {
 	t.Helper()
 	cmd := exec.Command(command, "-addr", "127.0.0.1:0")
-	cmd.Stderr = t.Output()
+	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -90,15 +134,16 @@ func start(t *testing.T, command string) string {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill() // fails if it is dead already
 		_ = cmd.Wait()         // says that it was killed
 	})
+	t.Cleanup(stop)
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		t.Fatalf("the server did not start: %q, %v", line, err)
 	}
-	return strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
+	return strings.TrimSpace(strings.TrimPrefix(line, "listening on ")), stop
 }
 
 type answer struct {

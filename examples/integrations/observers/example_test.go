@@ -123,7 +123,7 @@ func ExampleOpenTelemetry() {
 			for _, a := range event.Attributes {
 				switch a.Key {
 				case "idempotency.problem", "idempotency.attempt", "http.response.status_code":
-					fmt.Printf(" %s=%s", a.Key, a.Value.Emit())
+					fmt.Printf(" %s=%s", a.Key, a.Value.String())
 				}
 			}
 			fmt.Println()

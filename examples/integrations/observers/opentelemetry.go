@@ -9,8 +9,9 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
 
-// OpenTelemetry adds every event to the span of the request's context, which an
-// outer middleware has started. A span that is not recorded costs nothing.
+// OpenTelemetry adds every event to the span that an outer middleware has
+// started in the request's context (with fiber v2, in its user context). Where
+// no span is recorded it does nothing.
 func OpenTelemetry() Observer {
 	return func(ctx context.Context, e idempotency.Event) {
 		span := trace.SpanFromContext(ctx)
