@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 
 	"github.com/jmoiron/sqlx"
 )
@@ -138,8 +139,13 @@ func (sqlite) migrate(ctx context.Context, s *Store) error {
 	return s.table.checkColumns(have)
 }
 
-// sqliteSweep is how many rows one step deletes while it holds the writer up.
-const sqliteSweep = 500
+// sqliteSweep is how many rows one step deletes while it holds the writer up,
+// and sqliteSweepPause is between two steps: whoever waits for the writer looks
+// for it now and then, in the end every 100 ms, and would hardly find it free.
+const (
+	sqliteSweep      = 200
+	sqliteSweepPause = 100 * time.Millisecond
+)
 
 func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error {
 	for {
@@ -163,6 +169,11 @@ func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64)
 		swept.Add(n)
 		if n < limit {
 			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(sqliteSweepPause):
 		}
 	}
 }
