@@ -1,5 +1,5 @@
 # Modules that are never released, for what the root module must not require.
-NESTED = internal/routertest internal/chaos
+NESTED = internal/routertest internal/chaos examples/integrations
 
 .PHONY: test generate lint
 
@@ -12,6 +12,7 @@ test:
 # Everything that is generated and committed.
 generate:
 	go generate ./...
+	cd examples/integrations && go generate ./...
 	go test ./generator ./generator/internal/policy -update
 
 # The version is pinned here, outside go.mod, so that no user inherits it.

@@ -20,7 +20,8 @@ type Event struct {
 	Status int
 	// Problem is the name of the refusal, for EventRefused.
 	Problem string
-	// StoreTime is how long the request has waited for the store so far.
+	// StoreTime is how long the request has waited for the store so far: it adds
+	// up over a request's events.
 	StoreTime time.Duration
 	Err       error
 }

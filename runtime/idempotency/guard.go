@@ -81,9 +81,20 @@ func WithNamespace(namespace string) Option {
 }
 
 // WithObserver has f called for every [Event], on the goroutine that serves the
-// request or renews its lease. The guard itself does not log.
+// request or renews its lease. Given more than once, all are called, in order.
+// The guard itself does not log.
 func WithObserver(f func(context.Context, Event)) Option {
-	return optionFunc(func(g *Guard) { g.observe = f })
+	return optionFunc(func(g *Guard) {
+		first := g.observe
+		if first == nil {
+			g.observe = f
+			return
+		}
+		g.observe = func(ctx context.Context, e Event) {
+			first(ctx, e)
+			f(ctx, e)
+		}
+	})
 }
 
 // WithOptionalKeys lets every request without a key run unguarded, whatever its

@@ -928,6 +928,18 @@ func TestDerivedKeys(t *testing.T) {
 	}
 }
 
+func TestAllObserversAreCalled(t *testing.T) {
+	var seen []string
+	see := func(name string) idempotency.Option {
+		return idempotency.WithObserver(func(_ context.Context, e idempotency.Event) { seen = append(seen, name+" "+string(e.Kind)) })
+	}
+	f := serve(t, setup{options: []idempotency.Option{see("a"), see("b")}}, created)
+	f.post("k", `{}`)
+	if f.saw(idempotency.EventRecorded) != 1 || fmt.Sprint(seen) != "[a recorded b recorded]" {
+		t.Fatal(seen)
+	}
+}
+
 func TestOwnProblems(t *testing.T) {
 	f := serve(t, setup{options: []idempotency.Option{
 		idempotency.WithProblemBase("https://errors.example/"),
