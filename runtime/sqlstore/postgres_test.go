@@ -416,19 +416,28 @@ func TestServerWithoutConnectionsLeft(t *testing.T) {
 	}
 }
 
-// TestApplicationClockDoesNotCount runs one application a quarter of a century
-// behind, as synctest's clock is, beside one that is not.
+// TestApplicationClockDoesNotCount runs applications decades behind and ahead, as
+// synctest's clock can be, beside one that is not.
 func TestApplicationClockDoesNotCount(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	now := newPostgres(t, open(t, "postgres", dsn))
+	for year, ahead := range map[int]time.Duration{2000: 0, 2099: 100 * 365 * 24 * time.Hour} {
+		t.Run(fmt.Sprint(year), func(t *testing.T) { clockDoesNotCount(t, dsn, now, year, ahead) })
+	}
+}
+
+// clockDoesNotCount shares the store now with an application whose clock, as
+// that of a bubble does, began in 2000 and is that much ahead by now.
+func clockDoesNotCount(t *testing.T, dsn string, now *sqlstore.Store, year int, ahead time.Duration) {
 	short, held := newClaim(), newClaim()
 	short.Lease = time.Microsecond
 	mustWin(t, now, short)
 	mustWin(t, now, held)
 	theirs, took := newClaim(), rival(short)
 	synctest.Test(t, func(t *testing.T) {
-		if year := time.Now().Year(); year != 2000 {
-			t.Fatalf("the clock is right: it is %d", year)
+		time.Sleep(ahead)
+		if got := time.Now().UTC().Year(); got != year {
+			t.Fatalf("the application's year is %d, want %d", got, year)
 		}
 		then := newPostgres(t, open(t, "postgres", dsn))
 		mustWin(t, then, theirs)
@@ -449,7 +458,7 @@ func TestApplicationClockDoesNotCount(t *testing.T) {
 	for _, c := range []*idempotency.Claim{theirs, took} {
 		row, err := now.Claim(t.Context(), rival(c))
 		if err != nil || row.ID != c.ID || row.Lapsed || row.LeaseLeft < 50*time.Minute || row.LeaseLeft > time.Hour {
-			t.Errorf("a lease of an application in the past reads as %+v, %v", row, err)
+			t.Errorf("a lease of an application in %d reads as %+v, %v", year, row, err)
 		}
 	}
 }
