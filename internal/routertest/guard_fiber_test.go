@@ -8,8 +8,10 @@ import (
 	"testing"
 
 	fiberv2 "github.com/gofiber/fiber/v2"
+	compressv2 "github.com/gofiber/fiber/v2/middleware/compress"
 	recoverv2 "github.com/gofiber/fiber/v2/middleware/recover"
 	fiberv3 "github.com/gofiber/fiber/v3"
+	compressv3 "github.com/gofiber/fiber/v3/middleware/compress"
 	recoverv3 "github.com/gofiber/fiber/v3/middleware/recover"
 
 	fiber2 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber"
@@ -21,7 +23,7 @@ import (
 
 var fiberTargets = []guardtest.Target{
 	{Name: "fiber", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
-		si, guard, app := fiber2Server{s.Handle}, s.Guard(fiber2.PrincipalFrom(fiber2Principal)), newFiber2()
+		si, guard, app := fiber2Server{s.Handle}, s.Guard(fiber2.PrincipalFrom(fiber2Principal)), newFiber2(s)
 		if s.ByHand {
 			wrapper := fiber2.ServerInterfaceWrapper{Handler: fiber2.GuardServer(si, guard)}
 			app.Post("/things", wrapper.CreateThing)
@@ -37,7 +39,7 @@ var fiberTargets = []guardtest.Target{
 			fiber2strict.PayRequestObject, fiber2strict.PayResponseObject,
 			fiber2strict.UploadRequestObject, fiber2strict.UploadResponseObject,
 		]{s.Handle, func(r guardtest.Reply) any { return fiber2Reply{r} }}
-		si, guard, app := fiber2strict.NewStrictHandler(strict, nil), s.Guard(fiber2strict.PrincipalFrom(fiber2Principal)), newFiber2()
+		si, guard, app := fiber2strict.NewStrictHandler(strict, nil), s.Guard(fiber2strict.PrincipalFrom(fiber2Principal)), newFiber2(s)
 		if s.ByHand {
 			wrapper := fiber2strict.ServerInterfaceWrapper{Handler: fiber2strict.GuardServer(si, guard)}
 			app.Post("/things", wrapper.CreateThing)
@@ -47,7 +49,7 @@ var fiberTargets = []guardtest.Target{
 		return runFiber2(t, app)
 	}},
 	{Name: "fiber-v3", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
-		si, guard, app := fiber3Server{s.Handle}, s.Guard(fiber3.PrincipalFrom(fiber3Principal)), newFiber3()
+		si, guard, app := fiber3Server{s.Handle}, s.Guard(fiber3.PrincipalFrom(fiber3Principal)), newFiber3(s)
 		if s.ByHand {
 			wrapper := fiber3.ServerInterfaceWrapper{Handler: fiber3.GuardServer(si, guard)}
 			app.Post("/things", wrapper.CreateThing)
@@ -63,7 +65,7 @@ var fiberTargets = []guardtest.Target{
 			fiber3strict.PayRequestObject, fiber3strict.PayResponseObject,
 			fiber3strict.UploadRequestObject, fiber3strict.UploadResponseObject,
 		]{s.Handle, func(r guardtest.Reply) any { return fiber3Reply{r} }}
-		si, guard, app := fiber3strict.NewStrictHandler(strict, nil), s.Guard(fiber3strict.PrincipalFrom(fiber3Principal)), newFiber3()
+		si, guard, app := fiber3strict.NewStrictHandler(strict, nil), s.Guard(fiber3strict.PrincipalFrom(fiber3Principal)), newFiber3(s)
 		if s.ByHand {
 			wrapper := fiber3strict.ServerInterfaceWrapper{Handler: fiber3strict.GuardServer(si, guard)}
 			app.Post("/things", wrapper.CreateThing)
@@ -113,7 +115,7 @@ func (r fiber2Reply) VisitCreateThingResponse(c *fiberv2.Ctx) error { return wri
 func (r fiber2Reply) VisitPayResponse(c *fiberv2.Ctx) error         { return writeFiber2(c, r.Reply) }
 func (r fiber2Reply) VisitUploadResponse(c *fiberv2.Ctx) error      { return writeFiber2(c, r.Reply) }
 
-func newFiber2() *fiberv2.App {
+func newFiber2(s guardtest.Server) *fiberv2.App {
 	app := fiberv2.New(fiberv2.Config{DisableStartupMessage: true, ErrorHandler: func(c *fiberv2.Ctx, err error) error {
 		var failed *guardtest.Error
 		if !errors.As(err, &failed) {
@@ -121,6 +123,9 @@ func newFiber2() *fiberv2.App {
 		}
 		return c.Status(failed.Status).SendString(text(failed))
 	}})
+	if s.Compress {
+		app.Use(compressv2.New())
+	}
 	app.Use(recoverv2.New(), func(c *fiberv2.Ctx) error {
 		if trip := c.Get("X-Trip"); trip != "" {
 			c.Set("X-Outer", trip)
@@ -179,7 +184,7 @@ func (r fiber3Reply) VisitCreateThingResponse(c fiberv3.Ctx) error { return writ
 func (r fiber3Reply) VisitPayResponse(c fiberv3.Ctx) error         { return writeFiber3(c, r.Reply) }
 func (r fiber3Reply) VisitUploadResponse(c fiberv3.Ctx) error      { return writeFiber3(c, r.Reply) }
 
-func newFiber3() *fiberv3.App {
+func newFiber3(s guardtest.Server) *fiberv3.App {
 	app := fiberv3.New(fiberv3.Config{ErrorHandler: func(c fiberv3.Ctx, err error) error {
 		var failed *guardtest.Error
 		if !errors.As(err, &failed) {
@@ -187,6 +192,9 @@ func newFiber3() *fiberv3.App {
 		}
 		return c.Status(failed.Status).SendString(text(failed))
 	}})
+	if s.Compress {
+		app.Use(compressv3.New())
+	}
 	app.Use(recoverv3.New(), func(c fiberv3.Ctx) error {
 		if trip := c.Get("X-Trip"); trip != "" {
 			c.Set("X-Outer", trip)

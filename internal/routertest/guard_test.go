@@ -1,6 +1,7 @@
 package routertest
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/go-chi/chi/v5/middleware"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
@@ -32,6 +35,9 @@ func TestGuard(t *testing.T) {
 func overHTTP(handler func(guardtest.Server) http.Handler) func(*testing.T, guardtest.Server) guardtest.Running {
 	return func(t *testing.T, s guardtest.Server) guardtest.Running {
 		server := &http.Server{Handler: handler(s), ReadHeaderTimeout: time.Minute}
+		if s.Compress {
+			server.Handler = middleware.Compress(gzip.DefaultCompression)(server.Handler)
+		}
 		return run(t, server.Serve, server.Shutdown, http.ErrServerClosed)
 	}
 }

@@ -2,6 +2,7 @@ package guardtest
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,8 @@ var cases = []struct {
 	{"a duplicate gets the recorded answer", replay},
 	{"header fields of middlewares around are not recorded", outerFields},
 	{"an answer without a body stays one", noBody},
+	{"what a compressor around the guard does is not recorded", compressed},
+	{"an answer that is compressed already is replayed as it is", compressedAlready},
 	{"another request with the key is refused", mismatch},
 	{"a duplicate of a request in flight is refused", inFlight},
 	{"a duplicate waits for the request in flight", waiting},
@@ -174,6 +177,73 @@ func noBody(t *testing.T, target Target) {
 			if a.body != "" || a.Header.Get("Content-Length") != "" || a.Header.Get("Etag") != `"1"` {
 				f.Errorf("%d has the body %q and header %q", status, a.body, a.Header)
 			}
+		}
+	}
+}
+
+// unzip returns the body of an answer that was asked for compressed.
+func (f *fixture) unzip(a answer) string {
+	f.Helper()
+	if got := a.Header["Content-Encoding"]; !slices.Equal(got, []string{"gzip"}) {
+		f.Errorf("Content-Encoding is %q, want gzip", got)
+		return ""
+	}
+	r, err := gzip.NewReader(strings.NewReader(a.body))
+	if err != nil {
+		f.Error(err)
+		return ""
+	}
+	body, err := io.ReadAll(r)
+	if err != nil {
+		f.Error(err)
+	}
+	return string(body)
+}
+
+func compressed(t *testing.T, target Target) {
+	body := `{"item":"` + strings.Repeat("lamp ", 100) + `"}`
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		reply.Body = body
+		return reply
+	}, func(s *Server) { s.Compress = true })
+	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
+	first, again := f.send(r), f.send(r)
+	f.ran("first sight", first, http.StatusCreated)
+	f.replays("the same again", again, http.StatusCreated)
+	for _, a := range []answer{first, again} {
+		if got := f.unzip(a); got != body {
+			f.Errorf("the body is %q", got)
+		}
+	}
+	r.header = http.Header{"Accept-Encoding": {"identity"}}
+	plain := f.send(r)
+	f.replays("the same, not compressed", plain, http.StatusCreated)
+	if plain.body != body || plain.Header.Get("Content-Encoding") != "" {
+		f.Errorf("the body is %q, encoded %q", plain.body, plain.Header.Get("Content-Encoding"))
+	}
+}
+
+func compressedAlready(t *testing.T, target Target) {
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, err := io.WriteString(w, lamp)
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		reply.Body = zipped.String()
+		reply.Header.Set("Content-Encoding", "gzip")
+		return reply
+	}, func(s *Server) { s.Compress = true })
+	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
+	first, again := f.send(r), f.send(r)
+	f.ran("first sight", first, http.StatusCreated)
+	f.replays("the same again", again, http.StatusCreated)
+	for _, a := range []answer{first, again} {
+		if got := f.unzip(a); got != lamp {
+			f.Errorf("the body is %q", got)
 		}
 	}
 }

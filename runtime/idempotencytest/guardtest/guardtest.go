@@ -48,6 +48,9 @@ type Server struct {
 	// ByHand has the target register POST /things alone, with a
 	// ServerInterfaceWrapper that is not made by a generated function.
 	ByHand bool
+	// Compress has a middleware around everything else compress what clients
+	// accept compressed.
+	Compress bool
 }
 
 // Running is a server that has been started.
