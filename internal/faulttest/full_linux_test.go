@@ -1,5 +1,3 @@
-//go:build unix
-
 package faulttest
 
 import (
@@ -14,6 +12,8 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
+
+const fullLease = 3 * time.Second
 
 // A disk that is full stops neither what is true nor what was recorded, and what
 // is asked for once there is room again is done.
@@ -36,7 +36,10 @@ func TestDiskFull(t *testing.T) {
 		if size < 17<<20 {
 			t.Fatalf("the table has %d bytes, too few to be the largest file", size)
 		}
-		diskFull(t, d, e, d, func() { cluster.LimitFiles(t, size) }, func() { cluster.LimitFiles(t, pgtest.NoLimit) })
+		diskFull(t, d, e, func() { cluster.LimitFiles(t, size) }, func(one *process) *process {
+			cluster.LimitFiles(t, pgtest.NoLimit)
+			return one
+		})
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
@@ -46,18 +49,19 @@ func TestDiskFull(t *testing.T) {
 		if err := e.db.QueryRow("PRAGMA page_count").Scan(&pages); err != nil {
 			t.Fatal(err)
 		}
-		// Servers of the narrow database see a disk with room for some records,
-		// which is full when they have filled it.
+		// Servers of the narrow database see a disk with room for some records.
 		narrow := d
 		narrow.DSN += fmt.Sprintf("&_pragma=max_page_count(%d)", pages+40)
-		diskFull(t, narrow, e, d, func() {}, func() {})
+		diskFull(t, narrow, e, func() {}, func(*process) *process {
+			return start(t, newConfig(d, fullLease))
+		})
 	})
 }
 
-// diskFull serves on a database until full was called and there is no room left
-// in it, and goes on on the roomy one after freed was called.
-func diskFull(t *testing.T, d database, e effects, roomy database, full, freed func()) {
-	l := &load{t: t, e: e, lease: 3 * time.Second, faulty: true}
+// diskFull serves on a database in which, once full was called, there is soon no
+// room left, and then at the server that room returns when it has made some.
+func diskFull(t *testing.T, d database, e effects, full func(), room func(one *process) *process) {
+	l := &load{t: t, e: e, lease: fullLease, faulty: true}
 	c := newConfig(d, l.lease)
 	c.StoreTimeout = time.Second
 	one, two := pair(t, c)
@@ -65,31 +69,28 @@ func diskFull(t *testing.T, d database, e effects, roomy database, full, freed f
 	const pad = ",pad=1400" // so that no record finds room in a page that is there
 
 	var running sync.WaitGroup
-	begin := func(n int) (held []*call) {
-		for i := range n {
-			c := l.call("held", paths[i%len(paths)], "effect,hold"+pad)
-			if d.Driver == "sqlite" && c.path == transaction {
-				c.path = atLeastOnce // the one writer would hold up all others
-			}
-			held = append(held, c)
-			running.Go(func() { l.post(one, c) })
-			one.await(t, "holding "+c.key)
+	var held []*call
+	for i := range 9 {
+		c := l.call("held", paths[i%len(paths)], "effect,hold"+pad)
+		if d.Driver == "sqlite" && c.path == transaction {
+			c.path = atLeastOnce // the one writer would hold up all others
 		}
-		return held
+		held = append(held, c)
+		running.Go(func() { l.post(one, c) })
+		one.await(t, "holding "+c.key)
 	}
-	held := begin(9)
 	full()
-	var refused atomic.Int64
+	var unrecorded atomic.Int64
 	deadline := time.Now().Add(patience / 2)
 	atOnce(8, func(worker int) {
-		for i := worker; refused.Load() < 24 && !t.Failed() && time.Now().Before(deadline); i++ {
+		for i := worker; unrecorded.Load() < 24 && !t.Failed() && time.Now().Before(deadline); i++ {
 			c := l.call("full", paths[i%len(paths)], "effect"+pad)
 			if !l.post(servers[rand.N(2)], c) {
-				refused.Add(1)
+				unrecorded.Add(1)
 			}
 		}
 	})
-	if refused.Load() == 0 {
+	if unrecorded.Load() == 0 {
 		t.Fatal("the disk is not full")
 	}
 	for _, c := range held {
@@ -99,16 +100,9 @@ func diskFull(t *testing.T, d database, e effects, roomy database, full, freed f
 	for _, c := range held {
 		c.steps = "effect" // does not hold again
 	}
-	answered := len(l.calls)
-	freed()
 
-	c.Database, c.Process = roomy, 3
-	last := start(t, c)
-	l.check(last)
-	after := l.call("after", atLeastOnce, "effect"+pad)
-	l.post(last, after)
-	if after.created != 1 {
-		t.Errorf("with room again a new key is not served")
-	}
-	t.Logf("%d keys of which %d could not be recorded while the disk was full", answered, refused.Load())
+	roomy := room(one)
+	l.check(roomy)
+	want(t, "a new key when there is room again", roomy.post(atLeastOnce, "after", "effect"+pad), created)
+	t.Logf("%d keys could not be recorded while the disk was full", unrecorded.Load())
 }
