@@ -142,8 +142,8 @@ func replay(t *testing.T, target Target) {
 }
 
 func outerFields(t *testing.T, target Target) {
-	f := serve(t, target, func(_ context.Context, call Call) Reply {
-		reply := created(nil, call)
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
 		if strings.Contains(call.Body, "vase") {
 			reply.Header["X-Outer"] = []string{"the handler's"}
 		}
