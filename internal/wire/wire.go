@@ -43,6 +43,7 @@ const (
 	DefaultWaitFor         = 0 * time.Second
 	DefaultRecord          = "4XX"
 	DefaultLease           = 30 * time.Second
+	MinLease               = 100 * time.Millisecond // a machine stalls for longer than less
 	DefaultTimeout         = 5 * time.Minute
 	DefaultMaxRequestBody  = 1 << 20 // bytes
 	DefaultMaxRecordedBody = 1 << 20 // bytes

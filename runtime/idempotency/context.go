@@ -40,7 +40,8 @@ func KeyFrom(ctx context.Context) Key {
 	return Key{}
 }
 
-// String returns the key as the client sent it, without quotes.
+// String returns the key as the client sent it, without quotes and, under
+// format: uuid, in lower case.
 func (k Key) String() string { return k.text }
 
 // ID returns the hash that stands for the key in its scope, in hexadecimal: 64
@@ -94,8 +95,16 @@ func formatUUID(u [16]byte, version byte) string {
 // it does nothing.
 func MarkEffect(ctx context.Context) error {
 	e := executionFrom(ctx)
-	if e == nil || e.atMostOnce() || e.passed {
+	if e == nil || e.atMostOnce() {
 		return nil
+	}
+	e.effect.Lock()
+	defer e.effect.Unlock()
+	if e.passed {
+		return nil
+	}
+	if e.returned {
+		return fmt.Errorf("idempotency: the effect could not be marked, the handler has returned: %w", ErrLeaseLost)
 	}
 	if e.op.transactor != nil {
 		return errors.New("idempotency: MarkEffect is not for guarantee: transaction, where a run that fails leaves nothing behind")
@@ -118,11 +127,19 @@ func MarkEffect(ctx context.Context) error {
 // fails: no byte leaves before the commit.
 func Passing(ctx context.Context) error {
 	e := executionFrom(ctx)
-	if e == nil || e.passed {
+	if e == nil {
+		return nil
+	}
+	e.effect.Lock()
+	defer e.effect.Unlock()
+	if e.passed {
 		return nil
 	}
 	if e.passErr != nil {
 		return e.passErr
+	}
+	if e.returned {
+		return errors.New("idempotency: the answer may not pass, the handler has returned")
 	}
 	if e.op.transactor != nil {
 		e.passErr = errTooLarge

@@ -61,6 +61,14 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	e.claim.Hash, e.claim.Owner = e.op.identify(principal, key)
 	_, _ = rand.Read(e.claim.ID[:]) // never fails, says crypto/rand
 
+	if !e.op.readsBody && req.length != nil && req.length() > p.MaxRequestBody {
+		// It is not refused before the claim: a known key gets its answer
+		// whatever the new body says.
+		run = func(context.Context) (*Response, error) {
+			e.refused = true
+			return g.refuse(ctx, req, unreadable(ErrBodyTooLarge)), nil
+		}
+	}
 	if e.op.transactor != nil {
 		return e.runInTx(ctx, req, run)
 	}
@@ -231,7 +239,7 @@ func unavailable(err error) *refusal {
 	return &refusal{
 		name:       wire.StoreUnavailable,
 		status:     http.StatusServiceUnavailable,
-		detail:     "The request was not processed. Send it again with the same key.",
+		detail:     "This attempt was not processed. Send it again with the same key.",
 		retryAfter: retryAfterFailure,
 		err:        err,
 	}

@@ -23,6 +23,8 @@ type execution struct {
 	leaseStart time.Time
 	storeTime  time.Duration
 	tookOver   bool
+	// refused says that the answer is the guard's own: the handler did not run.
+	refused bool
 
 	mu      sync.Mutex // guards what follows, against the renewal timer
 	stopped bool
@@ -30,6 +32,12 @@ type execution struct {
 	timer   *time.Timer
 	expiry  *time.Timer
 	cancel  context.CancelCauseFunc
+
+	// effect is held while the handler marks an effect or lets bytes pass, and
+	// while the guard notes that the handler has returned: a goroutine that it
+	// left behind must not mark what is being released.
+	effect   sync.Mutex
+	returned bool
 
 	marked  atomic.Bool // MarkEffect succeeded
 	passed  bool        // "not replayable" is durable and bytes may pass
@@ -98,7 +106,7 @@ func (e *execution) begin(ctx context.Context) (context.Context, func()) {
 	defer e.mu.Unlock()
 	e.renewed = e.leaseStart
 	e.timer = time.AfterFunc(lease/3, func() { e.renew(run) })
-	e.expiry = time.AfterFunc(time.Until(e.leaseStart.Add(lease*5/6)), func() { e.cancel(ErrLeaseLost) })
+	e.expiry = time.AfterFunc(time.Until(e.leaseStart.Add(lease-lease/6)), func() { e.cancel(ErrLeaseLost) })
 	return run, func() {
 		e.stopRenewal()
 		e.cancel(context.Canceled)
@@ -120,7 +128,7 @@ func (e *execution) renew(ctx context.Context) {
 	switch {
 	case err == nil:
 		e.renewed = sent
-		e.expiry.Reset(time.Until(sent.Add(lease * 5 / 6)))
+		e.expiry.Reset(time.Until(sent.Add(lease - lease/6)))
 		e.timer.Reset(lease / 3)
 	case errors.Is(err, ErrLeaseLost):
 		e.stopped = true
@@ -184,9 +192,18 @@ const (
 
 var errNoAnswer = errors.New("idempotency: the handler returned neither a response nor an error")
 
+// handlerReturned ends what a goroutine that the handler left behind could still
+// mark or let pass.
+func (e *execution) handlerReturned() {
+	e.effect.Lock()
+	defer e.effect.Unlock()
+	e.returned = true
+}
+
 // finish records the handler's answer or frees the key, and returns what is
 // sent: the answer only once its record is durable.
 func (e *execution) finish(ctx context.Context, req *Request, resp *Response, err error) (*Response, error) {
+	e.handlerReturned()
 	attempt := e.claim.Attempt
 	switch {
 	case e.passErr != nil:
@@ -206,7 +223,7 @@ func (e *execution) finish(ctx context.Context, req *Request, resp *Response, er
 	if resp.Status == 0 {
 		resp.Status = http.StatusOK
 	}
-	if !e.atMostOnce() && !e.op.records(resp.Status) {
+	if e.refused || !e.atMostOnce() && !e.op.records(resp.Status) {
 		return e.release(ctx, req, resp, err)
 	}
 	o := e.outcome(ctx, resp)

@@ -138,11 +138,11 @@ func canonicalQuery(raw string) string {
 	}
 	type pair struct{ name, value string }
 	var pairs []pair
+	var broken error
 	unescape := func(s string) string {
-		if u, err := url.QueryUnescape(s); err == nil {
-			return u
-		}
-		return s
+		u, err := url.QueryUnescape(s)
+		broken = errors.Join(broken, err)
+		return u
 	}
 	for part := range strings.SplitSeq(raw, "&") {
 		if part == "" {
@@ -152,7 +152,10 @@ func canonicalQuery(raw string) string {
 		pairs = append(pairs, pair{unescape(name), unescape(value)})
 	}
 	slices.SortStableFunc(pairs, func(a, b pair) int { return strings.Compare(a.name, b.name) })
-	var b []byte
+	if broken != nil { // handlers make of it what they like
+		return "raw " + raw
+	}
+	b := []byte("pairs ")
 	for _, p := range pairs {
 		b = appendField(appendField(b, p.name), p.value)
 	}
@@ -199,7 +202,7 @@ func canonicalParts(body []byte, boundary string) ([]byte, bool) {
 			return nil, false
 		}
 		var b []byte
-		for _, s := range []string{p.FormName(), p.FileName(), canonicalMediaType(p.Header.Get("Content-Type"))} {
+		for _, s := range []string{p.FormName(), p.FileName(), canonicalMediaType(p.Header.Get("Content-Type")), p.Header.Get("Content-Transfer-Encoding"), p.Header.Get("Content-Id")} {
 			b = appendField(b, s)
 		}
 		parts = append(parts, part{p.FormName(), content.Sum(b)})

@@ -125,7 +125,9 @@ func WithStoreTimeout(d time.Duration) Option {
 
 // WithInner adds middlewares that run after a key is claimed and before the
 // handler, the first one outermost: what they answer is recorded like a
-// handler's answer. They apply to net/http targets only; registering another
+// handler's answer, an encoding that they negotiate included, so compress
+// outside. A handler that one of them leaves running, as http.TimeoutHandler
+// does, has lost its claim. They apply to net/http targets only; registering another
 // target on the guard panics.
 func WithInner(middlewares ...func(http.Handler) http.Handler) Option {
 	return optionFunc(func(g *Guard) { g.inner = append(g.inner, middlewares...) })
@@ -182,7 +184,10 @@ func Register[T any](guard *Guard, policies ...*Policy) {
 	guard.mu.Lock()
 	defer guard.mu.Unlock()
 	for _, p := range policies {
-		if guard.operations[p] != nil {
+		if op := guard.operations[p]; op != nil {
+			if op.native != native {
+				panic(fmt.Sprintf("idempotency: operation %q is registered for %v and for %v", p.Operation, op.native, native))
+			}
 			continue
 		}
 		if guard.identities[p.Operation] != nil {
@@ -192,6 +197,7 @@ func Register[T any](guard *Guard, policies ...*Policy) {
 		if err != nil {
 			panic(fmt.Sprintf("idempotency: operation %q: %v", p.Operation, err))
 		}
+		op.native = native
 		guard.operations[p] = op
 		guard.identities[p.Operation] = p
 	}

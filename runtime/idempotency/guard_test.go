@@ -380,9 +380,13 @@ func TestReplayWhateverTheRequestSays(t *testing.T) {
 	again.is(t, 200, `{"n":1}`)
 	again.replayed(t, true)
 	f.ran(1)
-	if a := f.post("l", `longer than the limit`); a.StatusCode != 400 {
-		t.Fatalf("a body past the limit reached the handler: %d", a.StatusCode)
+	f.post("l", `longer than the limit`).refused(t, 413, "request-too-large")
+	f.ran(1)
+	chunked := func(r *http.Request) { r.Body, r.ContentLength = io.NopCloser(r.Body), -1 }
+	if a := f.post("l", `longer than the limit`, chunked); a.StatusCode != 400 {
+		t.Fatalf("the handler read a body past the limit: %d", a.StatusCode)
 	}
+	f.post("l", `{"n":2}`).is(t, 201, `{"n":2}`) // the key stayed free
 }
 
 func TestInFlight(t *testing.T) {

@@ -17,13 +17,36 @@ import (
 // a float64 could not tell apart stay different; 1 and 1.0 are different too.
 // Members sort by the bytes of their names, which no locale changes. Members
 // and elements that ignore points at are left out. It reports false when src is
-// not one JSON text.
+// not one JSON text, or is nested deeper than maxNesting.
 func canonicalJSON(src []byte, ignore *pointerTree) ([]byte, bool) {
-	if !json.Valid(src) {
+	if nesting(src) > maxNesting || !json.Valid(src) {
 		return nil, false
 	}
 	c := canonicalizer{src: src}
 	return c.value(make([]byte, 0, len(src)), ignore), true
+}
+
+// maxNesting bounds how often a value is copied while the members around it are
+// sorted. What is nested deeper is compared byte for byte.
+const maxNesting = 100
+
+func nesting(src []byte) (deepest int) {
+	depth, quoted := 0, false
+	for i := 0; i < len(src); i++ {
+		switch b := src[i]; {
+		case quoted && b == '\\':
+			i++
+		case b == '"':
+			quoted = !quoted
+		case quoted:
+		case b == '{' || b == '[':
+			depth++
+			deepest = max(deepest, depth)
+		case b == '}' || b == ']':
+			depth--
+		}
+	}
+	return deepest
 }
 
 // A canonicalizer walks a JSON text that is known to be valid.

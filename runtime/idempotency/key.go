@@ -44,14 +44,12 @@ func (op *operation) parseKey(h http.Header) (string, *refusal) {
 		return "", invalidKey("it is too long")
 	case key == nilUUID:
 		return "", invalidKey("it is the nil UUID, which clients send that did not set a key")
-	case op.Key.Format == FormatUUID:
-		if !isUUID(key) {
-			return "", invalidKey("it is not a UUID")
-		}
-		key = strings.ToLower(key)
-	}
-	if op.pattern != nil && !op.pattern.MatchString(key) {
+	case op.Key.Format == FormatUUID && !isUUID(key):
+		return "", invalidKey("it is not a UUID")
+	case op.pattern != nil && !op.pattern.MatchString(key):
 		return "", invalidKey("it does not match the pattern that the API declares")
+	case op.Key.Format == FormatUUID:
+		key = strings.ToLower(key)
 	}
 	return key, nil
 }

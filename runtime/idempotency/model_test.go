@@ -1165,7 +1165,6 @@ func (w *walk) do(guarantee Guarantee) (resp *Response, err error) {
 	}()
 	p := DefaultPolicy("POST /")
 	p.Guarantee = guarantee
-	p.Lease = time.Millisecond // no time to try again
 	if w.patient {
 		p.Lease, p.WaitFor = time.Hour, time.Hour
 	}
@@ -1174,6 +1173,9 @@ func (w *walk) do(guarantee Guarantee) (resp *Response, err error) {
 		w.t.Fatal(err)
 	}
 	Register[*http.Request](guard, &p)
+	if !w.patient {
+		p.Lease = time.Millisecond // no time to try again; less than Register takes
+	}
 	return guard.Do(context.Background(), &p, &Request{Method: "POST", Path: "/", Header: http.Header{wire.HeaderKey: {"k"}}}, w.handle)
 }
 

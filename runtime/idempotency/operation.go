@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"regexp"
 	"strconv"
 
@@ -16,6 +17,7 @@ import (
 type operation struct {
 	*Policy
 	header     string // canonical
+	native     reflect.Type
 	pattern    *regexp.Regexp
 	ignore     *pointerTree
 	headers    []string // canonical, in the policy's order
@@ -86,7 +88,7 @@ func (p *Policy) validate() error {
 	check(err == nil, "Key.Pattern: %v", err)
 	check(p.Scope == ScopePrincipal || p.Scope == ScopeOperation || p.Scope == ScopeGlobal, "Scope is %q", p.Scope)
 	check(p.TTL > 0, "TTL is not positive")
-	check(p.Lease > 0, "Lease is not positive")
+	check(p.Lease >= wire.MinLease, "Lease is %v, less than %v", p.Lease, wire.MinLease)
 	check(p.Timeout > 0, "Timeout is not positive")
 	check(p.WaitFor >= 0, "WaitFor is negative")
 	check(p.MaxRequestBody >= 0, "MaxRequestBody is negative")

@@ -62,6 +62,10 @@ func (g *Guard) refuse(ctx context.Context, req *Request, r *refusal) *Response 
 	var resp Response
 	if g.problem != nil {
 		resp = g.problem(ctx, req, p)
+		resp.Header = resp.Header.Clone() // it may be shared
+		if resp.Status == 0 {
+			resp.Status = p.Status
+		}
 	} else {
 		body, _ := json.Marshal(p) // strings and an int: it cannot fail
 		resp = Response{Status: p.Status, Header: http.Header{"Content-Type": {wire.ProblemType}}, Body: body}

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -93,6 +94,8 @@ func (rec *Recorder) WriteHeader(status int) {
 	switch {
 	case rec.passing:
 		rec.w.WriteHeader(status)
+	case status < 100 || status > 999:
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http does
 	case rec.status != 0:
 	case status >= 100 && status < 200 && status != http.StatusSwitchingProtocols:
 		rec.inform(status)
@@ -226,29 +229,43 @@ func supports(w http.ResponseWriter, can func(http.ResponseWriter) bool) bool {
 // Response returns the answer that was kept, or nil if it has passed.
 func (rec *Recorder) Response() *Response {
 	if rec.passing {
+		// What the handler set behind its body, in the header it got before.
+		rec.copyTrailers(rec.w.Header())
 		return nil
 	}
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
 	resp := &Response{Status: rec.status, Header: changes(rec.before, rec.sent), Body: rec.body}
+	rec.copyTrailers(resp.Header)
+	return resp
+}
+
+// copyTrailers copies the fields that were set after the status was written and
+// may be: trailers, declared or marked as such (see [http.ResponseWriter]).
+func (rec *Recorder) copyTrailers(dst http.Header) {
 	for name, values := range rec.header {
 		if strings.HasPrefix(name, http.TrailerPrefix) {
-			resp.Header[name] = values
+			dst[name] = values
 		}
 	}
-	return resp
+	for name := range declaredTrailers(rec.sent) {
+		if values, ok := rec.header[name]; ok {
+			dst[name] = values
+		}
+	}
 }
 
 // ResponseOr is [Recorder.Response] for routers where a handler may attach an
 // error and leave the answer to a middleware around it. When failed is not nil,
 // and the handler wrote no body and no status of success, there is no answer to
-// record: it returns failed, having passed the handler's header fields and status
+// record, unless the run is at-most-once and a status of failure says how it ended: it returns failed, having passed the handler's header fields and status
 // on to the writer below, which must not have sent them before the middleware
 // can write.
 func (rec *Recorder) ResponseOr(failed error) (*Response, error) {
 	resp := rec.Response()
-	if failed == nil || resp == nil || len(resp.Body) > 0 || resp.Status > http.StatusOK && resp.Status < 400 {
+	if failed == nil || resp == nil || len(resp.Body) > 0 || resp.Status > http.StatusOK && resp.Status < 400 ||
+		resp.Status >= 400 && rec.e.atMostOnce() {
 		return resp, nil
 	}
 	applyHeader(rec.w.Header(), resp.Header)

@@ -28,6 +28,8 @@ type Request struct {
 	Body func(limit int64) ([]byte, error)
 
 	limitBody func(limit int64)
+	// length is the body's length as far as it is known before it is read.
+	length func() int64
 }
 
 // ErrBodyTooLarge is returned by Request.Body.
@@ -45,6 +47,7 @@ func NewRequest(r *http.Request, native any) *Request {
 		Native:    native,
 		Body:      func(limit int64) ([]byte, error) { return bufferBody(r, limit) },
 		limitBody: func(limit int64) { limitBody(r, limit) },
+		length:    func() int64 { return r.ContentLength },
 	}
 }
 
@@ -58,6 +61,7 @@ func CopyRequest(method, target string, header map[string][]string, body func() 
 		Header: copyHeader(header),
 		Native: native,
 		Body:   func(int64) ([]byte, error) { return body(), nil },
+		length: func() int64 { return int64(len(body())) },
 	}
 	target = strings.Clone(target)
 	req.Path, req.RawQuery, _ = strings.Cut(target, "?")
@@ -100,7 +104,7 @@ func bufferBody(r *http.Request, limit int64) ([]byte, error) {
 	if n := r.ContentLength; n > 0 {
 		buf.Grow(int(min(n, 64<<10)) + bytes.MinRead)
 	}
-	if _, err := buf.ReadFrom(io.LimitReader(r.Body, limit+1)); err != nil {
+	if _, err := buf.ReadFrom(io.LimitReader(r.Body, max(limit, limit+1))); err != nil {
 		return nil, err
 	}
 	if int64(buf.Len()) > limit {

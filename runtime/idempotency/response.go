@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"iter"
 	"net/http"
 	"slices"
 	"strconv"
@@ -32,12 +33,33 @@ func (resp *Response) WriteTo(w http.ResponseWriter) error {
 	if w.Header().Get("Trailer") == "" && w.Header().Get("Transfer-Encoding") == "" {
 		w.Header().Set("Content-Length", strconv.Itoa(len(resp.Body)))
 	}
-	w.WriteHeader(resp.Status)
-	if len(resp.Body) == 0 {
-		return nil
+	trailers := http.Header{}
+	for name := range declaredTrailers(w.Header()) {
+		if values, ok := w.Header()[name]; ok {
+			trailers[name] = values
+			delete(w.Header(), name)
+		}
 	}
-	_, err := w.Write(resp.Body)
+	w.WriteHeader(resp.Status)
+	var err error
+	if len(resp.Body) > 0 {
+		_, err = w.Write(resp.Body)
+	}
+	applyHeader(w.Header(), trailers)
 	return err
+}
+
+// declaredTrailers yields the names of the fields that the field Trailer lists.
+func declaredTrailers(h http.Header) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, list := range h["Trailer"] {
+			for name := range strings.SplitSeq(list, ",") {
+				if !yield(http.CanonicalHeaderKey(strings.TrimSpace(name))) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // A Capture takes the answer out of a router that holds its response until the
@@ -92,7 +114,8 @@ func Render(ctx context.Context, failed error, render func(error) error) error {
 func changes(before, after http.Header) http.Header {
 	changed := http.Header{}
 	for name, values := range after {
-		if !slices.Equal(values, before[name]) {
+		// A field without values keeps net/http from adding one of its own.
+		if had, ok := before[name]; !ok || !slices.Equal(values, had) {
 			changed[name] = values
 		}
 	}
@@ -106,7 +129,7 @@ func changes(before, after http.Header) http.Header {
 
 func applyHeader(dst, src http.Header) {
 	for name, values := range src {
-		if len(values) == 0 {
+		if _, there := dst[name]; len(values) == 0 && there {
 			delete(dst, name)
 		} else {
 			dst[name] = values

@@ -48,6 +48,7 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 			}
 		}()
 		resp, handlerErr = run(ctx)
+		e.handlerReturned()
 		returned = true
 		if resp == nil || e.passErr != nil {
 			return Outcome{}, false, errFreed
@@ -55,7 +56,7 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		if resp.Status == 0 {
 			resp.Status = http.StatusOK
 		}
-		if !e.op.records(resp.Status) {
+		if e.refused || !e.op.records(resp.Status) {
 			return Outcome{}, false, errFreed
 		}
 		if int64(len(resp.Body)) > e.op.MaxRecordedBody && !e.op.Replay.None {
