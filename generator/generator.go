@@ -242,12 +242,12 @@ func serverFamily(generate codegen.GenerateOptions) *model.Family {
 }
 
 func addServer(cfg Config, file *weave.File, family model.Family, operations []mapped) (string, error) {
-	file.Import("time")
 	m := &model.Server{
 		Family:        family.Name,
 		Native:        family.Native,
 		Fiber:         family.Fiber,
 		Extension:     cfg.Idempotency.Extension,
+		Time:          file.Import("time"),
 		Idempotency:   file.Import(idempotencyPackage),
 		GuardedServer: file.Declare("GuardedServer"),
 		GuardServer:   file.Declare("GuardServer"),
@@ -274,9 +274,9 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 }
 
 func addClient(cfg Config, file *weave.File, operations []mapped) (string, error) {
-	file.Import("time")
 	m := &model.Client{
 		Extension:        cfg.Idempotency.Extension,
+		Time:             file.Import("time"),
 		IdempotentClient: file.Import(idempotentClientPackage),
 		WithIdempotency:  file.Declare("WithIdempotency"),
 		ClientType:       cfg.OutputOptions.ClientTypeName,

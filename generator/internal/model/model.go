@@ -47,7 +47,7 @@ type Server struct {
 	Fiber                     Fiber
 
 	// Names of imports.
-	Idempotency, Context, IrisContext string
+	Idempotency, Time, Context, IrisContext string
 	// Names of declarations.
 	GuardedServer, GuardServer, PrincipalFrom, Glue string
 
@@ -121,8 +121,8 @@ func (s *Server) policy(op policy.Operation, variable string) Policy {
 		KeyMaxLength:         strconv.Itoa(p.KeyMaxLength),
 		KeyPattern:           strconv.Quote(p.KeyPattern),
 		Scope:                constant(scopes[p.Scope]),
-		TTL:                  duration(p.TTL),
-		WaitFor:              duration(p.WaitFor),
+		TTL:                  duration(s.Time, p.TTL),
+		WaitFor:              duration(s.Time, p.WaitFor),
 		FingerprintBody:      constant(bodyKinds[p.FingerprintBody]),
 		FingerprintQuery:     strconv.FormatBool(p.FingerprintQuery),
 		FingerprintMediaType: strconv.FormatBool(p.FingerprintMediaType),
@@ -133,8 +133,8 @@ func (s *Server) policy(op policy.Operation, variable string) Policy {
 		ReplayStatus:         strconv.Itoa(p.ReplayStatus),
 		Marker:               strconv.Quote(p.Marker),
 		Guarantee:            constant(guarantees[p.Guarantee]),
-		Lease:                duration(p.Lease),
-		Timeout:              duration(p.Timeout),
+		Lease:                duration(s.Time, p.Lease),
+		Timeout:              duration(s.Time, p.Timeout),
 		MaxRequestBody:       size(p.MaxRequestBody),
 		MaxRecordedBody:      size(p.MaxRecordedBody),
 	}
@@ -167,9 +167,9 @@ func summary(p policy.Server) string {
 
 // Client is the section of a client.
 type Client struct {
-	Extension                                            string
-	IdempotentClient, WithIdempotency, ClientType, Field string
-	Calls                                                []Call
+	Extension                                                  string
+	IdempotentClient, Time, WithIdempotency, ClientType, Field string
+	Calls                                                      []Call
 }
 
 // A Call is how one operation is called. All but Var are Go expressions.
@@ -192,9 +192,9 @@ func (c *Client) Add(op policy.Operation, variable string) {
 		Natural:     strconv.FormatBool(op.Natural),
 		NoRetry:     strconv.FormatBool(op.Client.NoRetry),
 		MaxAttempts: strconv.Itoa(op.Client.MaxAttempts),
-		Base:        duration(op.Client.Base),
-		Max:         duration(op.Client.Max),
-		MaxElapsed:  duration(op.Client.MaxElapsed),
+		Base:        duration(c.Time, op.Client.Base),
+		Max:         duration(c.Time, op.Client.Max),
+		MaxElapsed:  duration(c.Time, op.Client.MaxElapsed),
 	})
 }
 
@@ -218,15 +218,16 @@ func list(of string, values []string) string {
 	return "[]" + of + "{" + strings.Join(quoted, ", ") + "}"
 }
 
-// duration prints d in the largest unit that divides it.
-func duration(d time.Duration) string {
+// duration prints d in the largest unit that divides it. The file imports the
+// package time as pkg.
+func duration(pkg string, d time.Duration) string {
 	units := []struct {
 		of   time.Duration
 		name string
-	}{{time.Hour, "time.Hour"}, {time.Minute, "time.Minute"}, {time.Second, "time.Second"}, {time.Millisecond, "time.Millisecond"}}
+	}{{time.Hour, "Hour"}, {time.Minute, "Minute"}, {time.Second, "Second"}, {time.Millisecond, "Millisecond"}}
 	for _, unit := range units {
 		if d != 0 && d%unit.of == 0 {
-			return fmt.Sprintf("%d * %s", d/unit.of, unit.name)
+			return fmt.Sprintf("%d * %s.%s", d/unit.of, pkg, unit.name)
 		}
 	}
 	return strconv.FormatInt(int64(d), 10)
