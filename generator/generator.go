@@ -170,7 +170,12 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	}
 	file, err := weave.Parse(out.Source, out.Types)
 	if err != nil {
-		return nil, err
+		return nil, out.Redeclared(err)
+	}
+	if cfg.Generate.Models {
+		if err := out.Undefined(file.Undefined()); err != nil {
+			return nil, err
+		}
 	}
 	section := ""
 	if server {

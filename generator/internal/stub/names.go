@@ -34,11 +34,13 @@ func clashes(definitions []codegen.OperationDefinition) error {
 	return findings
 }
 
-func position(op *openapi3.Operation) document.Position {
-	if op.Origin == nil || op.Origin.Key == nil {
+func position(op *openapi3.Operation) document.Position { return at(op.Origin) }
+
+func at(origin *openapi3.Origin) document.Position {
+	if origin == nil || origin.Key == nil {
 		return document.Position{}
 	}
-	return document.Position{File: op.Origin.Key.File, Line: op.Origin.Key.Line, Column: op.Origin.Key.Column}
+	return document.Position{File: origin.Key.File, Line: origin.Key.Line, Column: origin.Key.Column}
 }
 
 // NameAliased gives the operations of a path item that another path aliases an

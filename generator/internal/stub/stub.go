@@ -25,6 +25,10 @@ type Output struct {
 	Operations []Operation
 	// Types are names that another config may declare in the same package.
 	Types []string
+
+	components     []component // as the document has them
+	pruned         []component // those that are left out, because no operation uses them
+	responseSuffix string
 }
 
 // An Operation is one operation as oapi-codegen named it.
@@ -53,15 +57,28 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 	if opts.OutputOptions.ResponseTypeSuffix == "" {
 		opts.OutputOptions.ResponseTypeSuffix = "Response"
 	}
+	given := namesOf(spec)
 	source, err := codegen.Generate(spec, opts)
+	given.inGo()
 	definitions, definitionsErr := codegen.OperationDefinitions(spec)
 	if clash := clashes(definitions); clash != nil {
 		return nil, clash // the cause, where err is one of its consequences
 	}
 	if err = cmp.Or(err, definitionsErr); err != nil {
-		return nil, fmt.Errorf("oapi-codegen: %w", err)
+		return nil, given.explain(spec, err)
 	}
-	out := &Output{Source: withVersions(source), Types: componentTypes(spec)}
+	left := components(spec)
+	out := &Output{
+		Source:         withVersions(source),
+		Types:          typeNames(left),
+		components:     given.components,
+		responseSuffix: opts.OutputOptions.ResponseTypeSuffix,
+	}
+	for _, c := range given.components {
+		if !slices.ContainsFunc(left, c.is) {
+			out.pruned = append(out.pruned, c)
+		}
+	}
 	for _, d := range definitions {
 		op := Operation{
 			Method:     d.Method,
@@ -102,33 +119,17 @@ func UserTemplates(files fs.FS, templates map[string]string) map[string]string {
 	return read
 }
 
-// componentTypes lists the type names of everything under components, whether
-// or not this config generates them.
-func componentTypes(spec *openapi3.T) []string {
-	if spec.Components == nil {
-		return nil
-	}
+// typeNames lists the type names of components, whether or not this config
+// generates them.
+func typeNames(components []component) []string {
 	var names []string
-	add := func(name string, extensions map[string]any) {
-		names = append(names, codegen.SchemaNameToTypeName(name))
+	for _, c := range components {
+		names = append(names, codegen.SchemaNameToTypeName(c.name))
 		for _, key := range []string{"x-go-name", "x-go-type-name"} {
-			if renamed, ok := extensions[key].(string); ok {
+			if renamed, ok := c.extensions[key].(string); ok {
 				names = append(names, renamed)
 			}
 		}
-	}
-	c := spec.Components
-	for name, ref := range c.Schemas {
-		add(name, ref.Value.Extensions)
-	}
-	for name, ref := range c.Parameters {
-		add(name, ref.Value.Extensions)
-	}
-	for name, ref := range c.RequestBodies {
-		add(name, ref.Value.Extensions)
-	}
-	for name, ref := range c.Responses {
-		add(name, ref.Value.Extensions)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)

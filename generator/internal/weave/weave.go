@@ -170,6 +170,17 @@ func (f *File) shadowedImports() error {
 	return nil
 }
 
+// Undefined lists the names that the file uses and neither declares nor imports:
+// predeclared ones, and those that other files of the package must declare.
+func (f *File) Undefined() []string {
+	names := make([]string, len(f.ast.Unresolved))
+	for i, ident := range f.ast.Unresolved {
+		names[i] = ident.Name
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // Declare returns a name for a new package-level declaration: name, or name
 // with as many underscores behind it as make it free.
 func (f *File) Declare(name string) string {
@@ -255,6 +266,14 @@ func (f *File) replace(from, to token.Pos, text string) {
 
 func (f *File) text(n ast.Node) string {
 	return string(f.src[f.fset.Position(n.Pos()).Offset:f.fset.Position(n.End()).Offset])
+}
+
+// line returns the line of the source that pos is in.
+func (f *File) line(pos token.Pos) string {
+	at := f.fset.Position(pos)
+	start := at.Offset - (at.Column - 1)
+	line, _, _ := strings.Cut(string(f.src[start:]), "\n")
+	return strings.TrimSpace(line)
 }
 
 // functions yields the file's functions and methods that have a body.
