@@ -139,14 +139,11 @@ func (sqlite) migrate(ctx context.Context, s *Store) error {
 	return s.table.checkColumns(have)
 }
 
-// sqliteSweep is how many rows one step deletes while it holds the writer up,
-// and sqliteSweepPause is between two steps: whoever waits for the writer looks
-// for it now and then, in the end every 100 ms, and would hardly find it free.
-const (
-	sqliteSweep      = 200
-	sqliteSweepPause = 100 * time.Millisecond
-)
+// sqliteSweep is how many rows one step deletes while it holds the writer up.
+const sqliteSweep = 500
 
+// sweep pauses after each step for as long as the step took. Whoever waits for
+// the writer looks for it now and then, and would hardly ever find it free.
 func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64) error {
 	for {
 		limit := min(int64(max)-swept.Load(), sqliteSweep)
@@ -154,6 +151,7 @@ func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64)
 			return nil
 		}
 		var n int64
+		began := time.Now()
 		err := s.persist(ctx, func() (bool, error) {
 			result, err := s.db.ExecContext(ctx, fmt.Sprintf(
 				"DELETE FROM %[1]s WHERE rowid IN (SELECT rowid FROM %[1]s WHERE expires_at <= %[2]s LIMIT %[3]d)",
@@ -173,7 +171,7 @@ func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(sqliteSweepPause):
+		case <-time.After(time.Since(began)):
 		}
 	}
 }
