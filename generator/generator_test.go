@@ -186,6 +186,33 @@ func TestUserTemplates(t *testing.T) {
 	}
 }
 
+// TestUserTemplatesPastTheGuard refuses templates that would hand out handlers
+// that nothing guards, and quotes where.
+func TestUserTemplatesPastTheGuard(t *testing.T) {
+	const contract = "type ServerInterface interface {\nCreateOrder(w http.ResponseWriter, r *http.Request)\n}\n"
+	generate := func(code string) error {
+		cfg := server(map[string]string{"spec.yaml": document, "interface.tmpl": contract + code})
+		cfg.OutputOptions.UserTemplates = map[string]string{"stdhttp/std-http-interface.tmpl": "interface.tmpl"}
+		_, err := generator.Generate(t.Context(), cfg)
+		return err
+	}
+	if err := generate(""); err != nil {
+		t.Fatal(err)
+	}
+	const line = `return map[string]http.HandlerFunc{"createOrder": si.CreateOrder}`
+	for name, test := range map[string]struct{ code, quoted string }{
+		"in a variable": {"var Routes = func(si ServerInterface) map[string]http.HandlerFunc {\n" + line + "\n}\n", "`var Routes = func(si ServerInterface) map[string]http.HandlerFunc {`"},
+		"in a function": {"func Routes() func(ServerInterface) map[string]http.HandlerFunc {\nreturn func(si ServerInterface) map[string]http.HandlerFunc {\n" + line + "\n}\n}\n", "`return func(si ServerInterface) map[string]http.HandlerFunc {`"},
+		"by name":       {"func Routes(si ServerInterface) map[string]http.HandlerFunc {\n" + line + "\n}\n", "`" + line + "`"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := generate(test.code); err == nil || !strings.Contains(err.Error(), test.quoted) {
+				t.Errorf("got %v, want an error that quotes %s", err, test.quoted)
+			}
+		})
+	}
+}
+
 // TestEveryServerIsGuarded has no target generate an unprotected stub.
 func TestEveryServerIsGuarded(t *testing.T) {
 	for _, target := range []string{"std-http", "chi", "gorilla", "echo", "echo5", "gin", "fiber", "fiber-v3", "iris"} {

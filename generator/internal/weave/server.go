@@ -47,21 +47,27 @@ func (f *File) ServerMethod(name string) ([]Param, error) {
 }
 
 // Guard makes every function that takes a ServerInterface take a guard behind
-// it, and every wrapper hold what guardServer makes of the two.
+// it, and every wrapper hold what guardServer makes of the two. Handlers that
+// would be reached past the guard are an error that quotes the line.
 func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
+	if literal := f.serverLiteral(); literal != nil {
+		return fmt.Errorf("`%s` takes a ServerInterface in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()))
+	}
 	taking := map[string]int{} // function -> index of its first ServerInterface
 	for fn := range f.functions {
-		if i := serverParam(fn); i >= 0 && fn.Recv == nil {
+		if i := serverParam(fn.Type); i >= 0 && fn.Recv == nil {
 			taking[fn.Name.Name] = i
 		}
 	}
 	filled := 0
 	for fn := range f.functions {
-		index := serverParam(fn)
-		guard := ""
+		index := serverParam(fn.Type)
+		guard, server := "", ""
 		if index >= 0 {
 			guard = freeIn(fn, "guard")
-			f.insert(fn.Type.Params.List[fieldOf(fn, index)].End(), fmt.Sprintf(", %s *%s.Guard", guard, idempotency))
+			param := fn.Type.Params.List[fieldOf(fn, index)]
+			server = param.Names[len(param.Names)-1].Name
+			f.insert(param.End(), fmt.Sprintf(", %s *%s.Guard", guard, idempotency))
 		}
 		var failed error
 		ast.Inspect(fn.Body, func(n ast.Node) bool {
@@ -80,6 +86,10 @@ func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
 					break
 				}
 				f.insert(n.Args[at].End(), ", "+guard)
+			case *ast.SelectorExpr:
+				if server != "" && isIdent(n.X, server) {
+					failed = fmt.Errorf("%s uses a handler of its ServerInterface past the guard, in `%s`; go through a %s", fn.Name.Name, f.line(n.Pos()), serverWrapper)
+				}
 			case *ast.CompositeLit:
 				if !isIdent(n.Type, serverWrapper) {
 					break
@@ -130,11 +140,22 @@ func (f *File) retype(guardedServer string) bool {
 	return false
 }
 
-// serverParam returns the index of fn's first parameter of type
+// serverLiteral finds a function literal that takes a ServerInterface.
+func (f *File) serverLiteral() (found *ast.FuncLit) {
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.FuncLit); ok && serverParam(literal.Type) >= 0 {
+			found = literal
+		}
+		return found == nil
+	})
+	return found
+}
+
+// serverParam returns the index of a function's first parameter of type
 // ServerInterface, or -1.
-func serverParam(fn *ast.FuncDecl) int {
+func serverParam(fn *ast.FuncType) int {
 	index := 0
-	for _, field := range fn.Type.Params.List {
+	for _, field := range fn.Params.List {
 		if isIdent(field.Type, serverInterface) {
 			return index + len(field.Names) - 1
 		}
