@@ -19,6 +19,7 @@ const errorsDir = "../../../testdata/errors"
 var configs = map[string]policy.Config{
 	"extension-name":    {Extension: "x-once"},
 	"unannotated":       {Unannotated: "reject"},
+	"misspelt":          {Unannotated: "reject"},
 	"header-param-keep": {HeaderParam: "keep"},
 }
 

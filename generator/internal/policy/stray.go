@@ -2,7 +2,9 @@ package policy
 
 import (
 	"cmp"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 )
@@ -53,20 +55,21 @@ func (s *strays) object(n *document.Node, in string) {
 	}
 	for i := range n.Members {
 		m := &n.Members[i]
-		extension := s.r.cfg.Extension
 		switch {
-		case m.Name == extension:
-			s.annotation(n, m, in)
-		case strings.EqualFold(m.Name, extension):
-			s.r.reject(m.Pos, "%s is misspelt and would be lost; write %s", m.Name, extension)
+		case s.found(n, m, in):
 		case strings.HasPrefix(m.Name, "x-"), opaque[m.Name]:
 		case m.Name == "$ref" && in != "":
 			if target, err := s.r.doc.Follow(n); err == nil {
 				s.object(target, in)
 			}
 		case free[m.Name] && m.Value.Kind == document.Object:
-			for _, named := range m.Value.Members {
-				s.object(named.Value, cmp.Or(unsupported[m.Name], in))
+			// An operation's responses have statuses for names.
+			statuses := m.Name == "responses" && s.r.read[n]
+			for i := range m.Value.Members {
+				named := &m.Value.Members[i]
+				if !statuses || !s.found(m.Value, named, in) {
+					s.object(named.Value, cmp.Or(unsupported[m.Name], in))
+				}
 			}
 		default:
 			s.object(m.Value, cmp.Or(unsupported[m.Name], in))
@@ -74,11 +77,66 @@ func (s *strays) object(n *document.Node, in string) {
 	}
 }
 
-func (s *strays) annotation(owner *document.Node, m *document.Member, in string) {
+// found reports whether m of owner is an annotation, or was meant to be one, and
+// rejects it unless it has been read.
+func (s *strays) found(owner *document.Node, m *document.Member, in string) bool {
+	if m.Name != s.r.cfg.Extension {
+		return s.r.misspelt(owner, m)
+	}
 	switch {
 	case in != "":
 		s.r.reject(m.Pos, "%s is not supported on %s; remove it", m.Name, in)
 	case !s.r.read[owner]:
 		s.r.reject(m.Pos, "%s has no effect here; write it on an operation, on a path item under paths, or at the document root", m.Name)
 	}
+	return true
+}
+
+// misspelt reports the member m of n, and that it did, if its name was meant to be
+// the extension's.
+//
+// A name that differs in case and punctuation only, or in one character behind
+// x-, is nobody else's. Others may be another tool's: they are taken for
+// misspellings where an annotation would be read, and only if there is none, so
+// that one written beside it settles the matter.
+func (r *resolver) misspelt(n *document.Node, m *document.Member) bool {
+	name, extension := strings.ToLower(strings.TrimSpace(m.Name)), strings.ToLower(r.cfg.Extension)
+	if letters(name) == letters(extension) {
+		r.reject(m.Pos, "%s is misspelt and would be lost; write %s", printed(m.Name), r.cfg.Extension)
+		return true
+	}
+	if n.Member(r.cfg.Extension) != nil {
+		return false
+	}
+	stem, prefixed := strings.CutPrefix(extension, "x-")
+	wrong := len(extension) // characters
+	if prefixed && strings.HasPrefix(name, "x-") {
+		wrong = distance(name, extension)
+	}
+	// Short names have neighbours that are words of their own.
+	tolerated := len(stem) / 5
+	read := r.read[n] && (wrong <= min(tolerated, 2) || letters(name) == letters(stem) || name == extension+"-key")
+	if !read && wrong > min(tolerated, 1) {
+		return false
+	}
+	r.reject(m.Pos, "%s would be lost; did you mean %s? If it is another tool's, write %s beside it", printed(m.Name), r.cfg.Extension, r.cfg.Extension)
+	return true
+}
+
+// letters leaves out all punctuation.
+func letters(name string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsLetter(c) || unicode.IsDigit(c) {
+			return c
+		}
+		return -1
+	}, name)
+}
+
+// printed puts a name in quotes if it would be misread without.
+func printed(name string) string {
+	if strings.TrimSpace(name) != name {
+		return strconv.Quote(name)
+	}
+	return name
 }
