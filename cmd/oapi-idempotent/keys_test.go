@@ -99,14 +99,16 @@ func openShop(t *testing.T, dsn string) *shop {
 		idempotency.Register[*http.Request](guard, &policy)
 		s.guards[name], s.policies[name] = guard, &policy
 	}
-	add("orders", func(p *idempotency.Policy) { p.Lease = time.Millisecond }) // what dies is stuck at once
-	add("charges", func(p *idempotency.Policy) { p.Guarantee, p.Lease = idempotency.AtMostOnce, time.Millisecond })
+	add("orders", func(p *idempotency.Policy) { p.Lease = shortLease })
+	add("charges", func(p *idempotency.Policy) { p.Guarantee, p.Lease = idempotency.AtMostOnce, shortLease })
 	add("payments", func(p *idempotency.Policy) { p.Guarantee = idempotency.AtMostOnce })
 	add("secrets", func(p *idempotency.Policy) { p.Guarantee = idempotency.AtMostOnce }, idempotency.WithSealer(sealer))
 	add("moments", func(p *idempotency.Policy) { p.TTL = time.Millisecond })
 	add("unrecorded", func(p *idempotency.Policy) { p.Replay.None = true })
 	return s
 }
+
+const shortLease = 100 * time.Millisecond
 
 // request sends a request: request <operation> <key> <what the handler does>.
 // It prints the answer's status, header fields and body, or "died" or "failed".
@@ -160,6 +162,9 @@ func (s *shop) request(ts *testscript.TestScript, neg bool, args []string) {
 	}()
 	if does != "waits" {
 		ts.Stdout().Write([]byte(<-p.answer))
+		if does == "dies" && s.policies[operation].Lease == shortLease {
+			time.Sleep(shortLease) // now it is stuck, by any clock of this machine
+		}
 		return
 	}
 	<-started

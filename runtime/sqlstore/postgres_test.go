@@ -391,6 +391,29 @@ func TestDuplicatesDoNotStarveThePool(t *testing.T) {
 	}
 }
 
+// TestResetConnection loses the answer to a claim in a way in which the driver
+// does not send it again: nobody runs it, and so it is given back at once.
+func TestResetConnection(t *testing.T) {
+	p, dsn := newProxy(t, pgtest.DSN(t))
+	p.reset.Store(true)
+	store := newPostgres(t, open(t, "postgres", dsn))
+	for _, atMostOnce := range []bool{false, true} {
+		c := newClaim()
+		c.AtMostOnce = atMostOnce
+		p.loseAnswer.Store(true)
+		if row, err := store.Claim(t.Context(), c); err == nil {
+			t.Fatalf("the driver sent it again: %+v", row)
+		}
+		eventually(t, func() error {
+			row, err := store.Claim(t.Context(), rival(c))
+			if err == nil && !row.Won {
+				err = errors.New("the claim was not given back")
+			}
+			return err
+		})
+	}
+}
+
 // TestServerWithoutConnectionsLeft has a pool without a bound ask for more
 // connections than the server has.
 func TestServerWithoutConnectionsLeft(t *testing.T) {

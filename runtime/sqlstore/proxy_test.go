@@ -20,6 +20,8 @@ type proxy struct {
 	trips atomic.Int64
 	// loseAnswer breaks the connection when the server's next message comes.
 	loseAnswer atomic.Bool
+	// reset breaks it so that the client sees a reset instead of an end.
+	reset atomic.Bool
 	// onQuery, if set, sees the text of each simple query, and says whether it
 	// passes and whether the connection breaks at once afterwards.
 	onQuery atomic.Pointer[func(text string) (pass, cut bool)]
@@ -93,6 +95,9 @@ func (p *proxy) forward(to, from net.Conn, client bool) {
 		}
 		p.await()
 		if !client && p.loseAnswer.CompareAndSwap(true, false) {
+			if p.reset.Load() {
+				_ = to.(*net.TCPConn).SetLinger(0)
+			}
 			return
 		}
 		if client && !first && (head[0] == 'Q' || head[0] == 'S') {

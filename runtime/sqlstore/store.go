@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -56,8 +57,10 @@ type dialect interface {
 	// claimTx takes the key in a transaction and reads its row, then sets the
 	// savepoint; held says that another transaction has the key.
 	claimTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) (row idempotency.Row, held bool, err error)
-	// keepTx fails if what the handler wrote is not there to be committed.
-	keepTx(ctx context.Context, tx *sqlx.Tx) error
+	// recordTx ends the savepoint, with what the handler wrote or without, and
+	// then writes the record. It fails with sql.ErrTxDone if the handler ended
+	// the transaction by itself.
+	recordTx(ctx context.Context, s *Store, tx *sqlx.Tx, endSavepoint string, record query) (int64, error)
 	// awaitTx waits until no other transaction holds the key.
 	awaitTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) error
 	// sweep deletes at most max expired rows and counts each step in swept.
@@ -269,14 +272,15 @@ func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
 	return err
 }
 
-// disown returns what is to be done with a claim that was abandoned when it
-// turns out that it was made, or nobody knows.
+// disown returns what is to be done with a claim that was abandoned or failed
+// when it turns out that it was made, or nobody knows: nobody will run it.
 func (s *Store) disown(c *idempotency.Claim) func(idempotency.Row, error) {
 	hash, id := c.Hash, c.ID
 	return func(row idempotency.Row, err error) {
 		var refused interface{ SQLState() string }
-		if errors.As(err, &refused) || err == nil && !row.Won {
-			return // the server said that it wrote nothing
+		var network *net.OpError
+		if errors.As(err, &refused) || err == nil && !row.Won || errors.As(err, &network) && network.Op == "dial" {
+			return // the server said that it wrote nothing, or was not there
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), disownTimeout)
 		defer cancel()
@@ -336,9 +340,10 @@ func (s *Store) persist(ctx context.Context, try func() (done bool, err error)) 
 
 // within runs call on a goroutine of its own and returns its result or, if ctx
 // ends first, an error: a driver may wait for a silent connection for as long
-// as the operating system does. Whatever an abandoned call still returns is
-// passed to abandoned, if there is one. A call must own all that it reads.
-func within[T any](ctx context.Context, what string, call func() (T, error), abandoned func(T, error)) (T, error) {
+// as the operating system does. Whatever an abandoned call still returns, and a
+// call that failed, is passed to lost, if there is one, on a goroutine of its
+// own. A call must own all that it reads.
+func within[T any](ctx context.Context, what string, call func() (T, error), lost func(T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -359,8 +364,8 @@ func within[T any](ctx context.Context, what string, call func() (T, error), aba
 		value, err := call()
 		if decided.CompareAndSwap(false, true) {
 			done <- result{value, err}
-		} else if abandoned != nil {
-			abandoned(value, err)
+		} else if lost != nil {
+			lost(value, err)
 		}
 	}()
 	var r result
@@ -373,6 +378,9 @@ func within[T any](ctx context.Context, what string, call func() (T, error), aba
 		r = <-done
 	}
 	if r.err != nil {
+		if lost != nil {
+			go lost(r.value, r.err)
+		}
 		return fail(r.err)
 	}
 	return r.value, nil

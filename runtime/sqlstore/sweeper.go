@@ -36,7 +36,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		if s.Observe != nil {
 			s.Observe(ctx, swept, err)
 		}
-		if err == nil && swept == s.Batch {
+		if err == nil && swept > 0 && swept == s.Batch {
 			continue
 		}
 		select {

@@ -27,7 +27,8 @@ type txKey struct{}
 //
 // The guard commits and rolls back; handlers must do neither. One that does
 // leaves its key unknown, see [idempotency.ErrTxEnded]; should its process die
-// before that is written, nothing says that it ran.
+// before that is written, nothing says that it ran. SQLite does not notice a
+// COMMIT that is sent as text.
 //
 // On PostgreSQL its isolation is READ COMMITTED, whatever the database's default.
 //
@@ -35,7 +36,7 @@ type txKey struct{}
 // On SQLite, which has one writer, such a write waits for the transaction that
 // waits for it, and fails when the DSN's busy timeout ends, not with its context.
 func Tx(ctx context.Context) (*sqlx.Tx, bool) {
-	tx, ok := ctx.Value(txKey{}).(*sqlx.Tx)
+	tx, ok := idempotency.RunContext(ctx).Value(txKey{}).(*sqlx.Tx)
 	return tx, ok
 }
 
@@ -170,8 +171,12 @@ type transaction struct {
 	over bool
 }
 
-// savepoint is where the handler's writes begin.
-const savepoint = "oapi_idempotent"
+// The savepoint is where the handler's writes begin.
+const (
+	setSavepoint        = "SAVEPOINT oapi_idempotent"
+	releaseSavepoint    = "RELEASE SAVEPOINT oapi_idempotent"
+	rollbackToSavepoint = "ROLLBACK TO SAVEPOINT oapi_idempotent"
+)
 
 // free reports whether the handler may run in place of row.
 func (t *transaction) free(row *idempotency.Row) bool {
@@ -230,7 +235,19 @@ func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 func (t *transaction) run(seen *idempotency.Row, run func(context.Context) (idempotency.Outcome, bool, error)) (o idempotency.Outcome, keep bool, err error) {
 	returned := false
 	defer func() {
-		if (!returned || err != nil) && errors.Is(t.rollback(), sql.ErrTxDone) {
+		if returned && err == nil {
+			return
+		}
+		// A handler that sent COMMIT as text is known by its savepoint.
+		failed := t.do("roll back", func() error {
+			_, err := t.tx.ExecContext(context.WithoutCancel(t.ctx), rollbackToSavepoint)
+			return err
+		})
+		if errors.Is(failed, context.DeadlineExceeded) {
+			t.over = true
+			return
+		}
+		if errors.Is(t.rollback(), sql.ErrTxDone) || endedByText(failed) {
 			err = t.ended(seen)
 		}
 	}()
@@ -289,19 +306,11 @@ func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep 
 	ctx, cancel := s.step(t.ctx, c)
 	defer cancel()
 	written, err := within(ctx, "record", func() (n int64, err error) {
-		if keep {
-			err = s.dialect.keepTx(ctx, tx)
-		} else {
-			_, err = tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT "+savepoint)
+		end := releaseSavepoint
+		if !keep {
+			end = rollbackToSavepoint
 		}
-		if err != nil {
-			return 0, err
-		}
-		result, err := tx.ExecContext(ctx, write.text, write.args...)
-		if err != nil {
-			return 0, err
-		}
-		return result.RowsAffected()
+		return s.dialect.recordTx(ctx, s, tx, end, write)
 	}, nil)
 	switch {
 	case errors.Is(err, sql.ErrTxDone):
@@ -429,17 +438,17 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 	lock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s)", s.table.lockOf(c.Hash))
 	read := s.bindTx(s.sql.read, c.Hash[:])
 	var locked bool
-	if fmt.Sprintf("%T", s.db.Driver()) != "*pq.Driver" {
+	if !s.manyInOneTrip() {
 		if err := tx.GetContext(ctx, &locked, lock); err != nil || !locked {
 			return row, !locked, err
 		}
 		if row, _, err = rowTx(ctx, tx, read); err != nil {
 			return row, false, err
 		}
-		_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
+		_, err = tx.ExecContext(ctx, setSavepoint)
 		return row, false, err
 	}
-	rows, err := tx.QueryxContext(ctx, strings.Join([]string{lock, read.text, "SAVEPOINT " + savepoint}, "; "))
+	rows, err := tx.QueryxContext(ctx, strings.Join([]string{lock, read.text, setSavepoint}, "; "))
 	if err != nil {
 		return row, false, err
 	}
@@ -466,9 +475,39 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 	return row, !locked, rows.Close()
 }
 
-// keepTx has nothing to do: a transaction that a failed statement has broken
-// refuses the next one.
-func (postgres) keepTx(context.Context, *sqlx.Tx) error { return nil }
+func (postgres) recordTx(ctx context.Context, s *Store, tx *sqlx.Tx, endSavepoint string, record query) (int64, error) {
+	if s.manyInOneTrip() {
+		record.text, endSavepoint = endSavepoint+"; "+record.text, ""
+	}
+	n, err := execTx(ctx, tx, endSavepoint, record)
+	if endedByText(err) {
+		err = sql.ErrTxDone
+	}
+	return n, err
+}
+
+// endedByText reports whether PostgreSQL knows no transaction, or not the
+// guard's savepoint in it: the handler sent COMMIT or ROLLBACK by itself.
+func endedByText(err error) bool {
+	return hasState(err, "25P01", "3B001")
+}
+
+// manyInOneTrip reports whether the driver takes several statements at once.
+func (s *Store) manyInOneTrip() bool { return fmt.Sprintf("%T", s.db.Driver()) == "*pq.Driver" }
+
+// execTx sends endSavepoint, if there is one, and then record.
+func execTx(ctx context.Context, tx *sqlx.Tx, endSavepoint string, record query) (int64, error) {
+	if endSavepoint != "" {
+		if _, err := tx.ExecContext(ctx, endSavepoint); err != nil {
+			return 0, err
+		}
+	}
+	result, err := tx.ExecContext(ctx, record.text, record.args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
+}
 
 func (postgres) awaitTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) error {
 	if deadline, ok := ctx.Deadline(); ok {
@@ -494,15 +533,14 @@ func (d sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 	if row, _, err = rowTx(ctx, tx, s.bindTx(s.sql.read, c.Hash[:])); err != nil {
 		return row, false, err
 	}
-	_, err = tx.ExecContext(ctx, "SAVEPOINT "+savepoint)
+	_, err = tx.ExecContext(ctx, setSavepoint)
 	return row, false, err
 }
 
-// keepTx fails if SQLite has rolled the transaction back by itself, as it does
-// when a statement is interrupted: what follows would be committed alone.
-func (sqlite) keepTx(ctx context.Context, tx *sqlx.Tx) error {
-	_, err := tx.ExecContext(ctx, "RELEASE SAVEPOINT "+savepoint)
-	return err
+// recordTx fails if SQLite has rolled the transaction back by itself, as it does
+// when a statement is interrupted: the record would be committed alone.
+func (sqlite) recordTx(ctx context.Context, _ *Store, tx *sqlx.Tx, endSavepoint string, record query) (int64, error) {
+	return execTx(ctx, tx, endSavepoint, record)
 }
 
 // awaitTx becomes the writer, also where the DSN does not say that transactions

@@ -29,8 +29,11 @@ func TestTxEndedByTheHandler(t *testing.T) {
 		end  func(*sqlx.Tx) error
 		left []string
 	}{
-		"commit":   {(*sqlx.Tx).Commit, []string{"tea"}},
-		"rollback": {(*sqlx.Tx).Rollback, nil},
+		"commit":        {(*sqlx.Tx).Commit, []string{"tea"}},
+		"COMMIT":        {func(tx *sqlx.Tx) error { _, err := tx.Exec("COMMIT"); return err }, []string{"tea"}},
+		"COMMIT, BEGIN": {func(tx *sqlx.Tx) error { _, err := tx.Exec("COMMIT; BEGIN"); return err }, []string{"tea"}},
+		"ROLLBACK":      {func(tx *sqlx.Tx) error { _, err := tx.Exec("ROLLBACK"); return err }, nil},
+		"rollback":      {(*sqlx.Tx).Rollback, nil},
 	}
 	thens := map[string]txHandler{
 		"201":   answering(201),
@@ -42,6 +45,9 @@ func TestTxEndedByTheHandler(t *testing.T) {
 		for answer, then := range thens {
 			t.Run(name+" and "+answer, func(t *testing.T) {
 				onEachDatabase(t, func(t *testing.T, b txBackend) {
+					if b.driver == "sqlite" && strings.ToUpper(name) == name {
+						return // SQLite says of that what it says of a rollback of its own
+					}
 					f := b.serve(t, txSetup{}, ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
 						if err := end.end(tx); err != nil {
 							t.Error(err)
@@ -473,8 +479,8 @@ func TestTxTrips(t *testing.T) {
 		driver                string
 		fresh, failed, replay int64
 	}{
-		"lib/pq":         {"postgres", 5, 4, 3},
-		"another driver": {"wrapped", 7, 6, 5},
+		"lib/pq":         {"postgres", 5, 5, 3},
+		"another driver": {"wrapped", 8, 7, 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := txPostgres(t)

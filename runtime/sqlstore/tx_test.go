@@ -626,7 +626,7 @@ func (f *txShop) lapsed(key, item string) {
 		f.t.Fatal(err)
 	}
 	policy := idempotency.DefaultPolicy("POST /orders")
-	policy.Lease = time.Microsecond
+	policy.Lease = 100 * time.Millisecond
 	idempotency.Register[*http.Request](guard, &policy)
 	r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader(item))
 	r.Header.Set("Idempotency-Key", key)
