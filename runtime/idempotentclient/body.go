@@ -29,7 +29,7 @@ func newPayload(ctx context.Context, req *http.Request, first io.ReadCloser, lim
 		return payload{open: req.GetBody}, nil
 	}
 	stop := context.AfterFunc(ctx, func() { body.Close() })
-	head, err := io.ReadAll(io.LimitReader(body, limit+1))
+	head, err := io.ReadAll(io.LimitReader(body, max(limit, limit+1)))
 	stop()
 	if err != nil {
 		body.Close()

@@ -134,6 +134,13 @@ func OpenJournal(path string, keyAge time.Duration) (*Journal, error) {
 	fail := func(err error) (*Journal, error) {
 		return nil, fmt.Errorf("idempotentclient: opening the journal %s: %w", path, err)
 	}
+	// By another name it is the same journal, with the same lock.
+	switch target, err := filepath.EvalSymlinks(path); {
+	case err == nil:
+		path = target
+	case !errors.Is(err, fs.ErrNotExist):
+		return fail(err)
+	}
 	lock, err := lockFile(path + ".lock")
 	if err != nil {
 		return fail(err)
