@@ -4,7 +4,8 @@
 // leases lapse, stores fail and connections break, and has porcupine look for an
 // order of one after the other in which the guard's promise explains it all.
 //
-// It is a module of its own so that nobody inherits porcupine.
+// It also holds the store to its promises over pgx. It is a module of its own so
+// that nobody inherits porcupine or pgx.
 package chaos
 
 import (
