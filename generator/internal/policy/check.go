@@ -30,6 +30,9 @@ func (r *resolver) checkPolicy(o *Operation) {
 	} else if o.Streaming {
 		r.reject(o.Pos, "%s %s declares a response that streams, which cannot be recorded and replayed; write replay: none, or %s: false", o.Method, o.Path, r.cfg.Extension)
 	}
+	if !s.ReplayNone && strings.EqualFold(s.Header, s.Marker) {
+		r.rejectStronger(o, "header", "replay.marker", "%s cannot carry the key and mark replays both; write another header field", s.Header)
+	}
 	if s.OnMismatch == 0 {
 		r.silenced(o, "onMismatch", func(field string) bool { return strings.HasPrefix(field, "fingerprint.") },
 			"means nothing with onMismatch: replay, which compares nothing; remove one of them")

@@ -105,7 +105,7 @@ var policyFields = []field{
 		{name: "guarantee", parse: value(
 			words("atLeastOnce", "atMostOnce", "transaction"),
 			func(o *Operation) *string { return &o.Server.Guarantee })},
-		{name: "lease", parse: value(duration(1), func(o *Operation) *time.Duration { return &o.Server.Lease })},
+		{name: "lease", parse: value(duration(wire.MinLease), func(o *Operation) *time.Duration { return &o.Server.Lease })},
 		{name: "timeout", parse: value(duration(1), func(o *Operation) *time.Duration { return &o.Server.Timeout })},
 		{name: "maxRequestBody", parse: value(size, func(o *Operation) *int64 { return &o.Server.MaxRequestBody })},
 		{name: "maxRecordedBody", parse: value(size, func(o *Operation) *int64 { return &o.Server.MaxRecordedBody })},

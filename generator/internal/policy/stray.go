@@ -92,8 +92,8 @@ func (s *strays) found(owner *document.Node, m *document.Member, in string) bool
 	return true
 }
 
-// misspelt reports the member m of n, and that it did, if its name was meant to be
-// the extension's.
+// misspelt reports whether the name of n's member m was meant to be the
+// extension's, and rejects it then.
 //
 // A name that differs in case and punctuation only, or in one character behind
 // x-, is nobody else's. Others may be another tool's: they are taken for

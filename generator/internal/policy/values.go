@@ -101,7 +101,11 @@ func duration(least time.Duration) parser[time.Duration] {
 			total += time.Duration(count) * unit
 		}
 		if total < least {
-			r.mustBe(name, n, "longer than 0s")
+			what := "longer than 0s"
+			if least > 1 {
+				what = "at least " + durationText(least)
+			}
+			r.mustBe(name, n, what)
 			return 0, false
 		}
 		return total, true
@@ -158,10 +162,26 @@ var (
 		"connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
 		"te", "trailer", "transfer-encoding", "upgrade",
 	}
-	requestHeader  = header(append(hopByHop, "authorization", "cookie"), true)
-	responseHeader = header(append(hopByHop, "set-cookie", "date"), true)
-	comparedHeader = header(hopByHop, false)
+	// perAttempt are the fields that a client, or what is between it and the
+	// server, sets anew when it sends a request again.
+	perAttempt = []string{
+		"b3", "baggage", "date", "request-id", "traceparent", "tracestate", "x-amzn-trace-id", "x-b3-parentspanid",
+		"x-b3-sampled", "x-b3-spanid", "x-b3-traceid", "x-cloud-trace-context", "x-correlation-id", "x-request-id",
+		"x-request-start",
+	}
+	requestHeader = header(append(hopByHop,
+		"authorization", "cookie", "date", "retry-after", "set-cookie", "traceparent", "tracestate"), true)
+	responseHeader = header(append(hopByHop, "set-cookie", "date", "retry-after"), true)
+	endToEndHeader = header(hopByHop, false)
 )
+
+func comparedHeader(r *resolver, name string, n *document.Node) (string, bool) {
+	if slices.Contains(perAttempt, strings.ToLower(n.Value)) {
+		r.reject(n.Pos, "%s lists %s, which differs with each attempt, so that a retry would be taken for another request; remove it", r.full(name), n.Value)
+		return "", false
+	}
+	return endToEndHeader(r, name, n)
+}
 
 // header parses the name of a header field that is not one of those forbidden,
 // nor, if so said, one that describes the content.
