@@ -45,7 +45,9 @@ type Idempotency struct {
 	// HeaderParam says what becomes of a header parameter that the document
 	// declares for the key: relax (the default) makes it an optional plain
 	// string, so that the guard and not the parameter binder answers for it;
-	// keep leaves it as it is; strip removes it.
+	// keep leaves it as it is; strip removes it. What its schema says of strings
+	// (minLength, maxLength, format: uuid, and pattern where RE2 can express it)
+	// is the policy's default; of what is not applied [Explain] has notes.
 	HeaderParam string `yaml:"header-param,omitempty"`
 	// Unannotated says what becomes of a POST or PATCH that no annotation
 	// covers: ignore (the default) or reject.

@@ -20,6 +20,9 @@ type Explanation struct {
 	// Values are the policy's values in force, in the order of the extension's
 	// documentation. There are none of an operation that is not annotated.
 	Values []Value `json:"values,omitempty"`
+	// Notes are what the document says of the key and the policy cannot take
+	// over.
+	Notes []Note `json:"notes,omitempty"`
 }
 
 // What becomes of an operation.
@@ -40,6 +43,12 @@ type Value struct {
 	// <name>", "path item" or "operation".
 	Level  string   `json:"level"`
 	Origin Position `json:"origin,omitzero"` // zero when built-in
+}
+
+// A Note is something in a document that has no effect, and why.
+type Note struct {
+	Position Position `json:"position"`
+	Text     string   `json:"text"`
 }
 
 // A Position is a place in a document. Line and Column count from 1.
@@ -95,6 +104,11 @@ func explain(op policy.Operation) Explanation {
 	for _, v := range op.Values() {
 		origin := op.Origins[v.Field]
 		e.Values = append(e.Values, Value{v.Field, v.Value, origin.Level, Position(origin.Pos)})
+	}
+	if op.HeaderParam != nil {
+		for _, ignored := range op.HeaderParam.Ignored {
+			e.Notes = append(e.Notes, Note{Position(ignored.Pos), ignored.Message})
+		}
 	}
 	return e
 }

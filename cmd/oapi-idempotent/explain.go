@@ -15,6 +15,7 @@ import (
 const explainHelp = `oapi-idempotent explain prints what holds for each operation of a document, and
 where the document says so: built-in, declared header parameter, document root,
 profile, path item or operation. Built-in values are left out unless -all is given.
+Notes tell what a declared header parameter says that no guard can hold.
 
 Usage:
 
@@ -80,6 +81,9 @@ func printExplanation(w io.Writer, e generator.Explanation, all bool) error {
 	}
 	if builtIn > 0 && !all {
 		fmt.Fprintf(out, "  (%d built-in)\n", builtIn)
+	}
+	for _, note := range e.Notes {
+		fmt.Fprintf(out, "  note: %s: %s\n", place(note.Position), note.Text)
 	}
 	return out.Flush()
 }

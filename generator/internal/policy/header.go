@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -10,15 +12,25 @@ import (
 
 // headerParam finds the header parameter called name that an operation or its
 // path item declares, and what it says as the policy's defaults: whether a key
-// is required, its length, format and pattern.
+// is required, its length, format and pattern. A schema that allows no strings
+// and a pattern that RE2 cannot express give no defaults, and are Ignored.
 func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name string) (*HeaderParam, layer) {
 	declared := layer{rank: rankHeaderParam, level: levelHeaderParam}
-	param, node := r.findHeader(operation.Field("parameters"), name)
-	if param == nil {
-		if param, node = r.findHeader(ctx.item.Field("parameters"), name); param == nil {
-			return nil, declared
+	found := append(
+		r.headers(operation.Field("parameters"), name, false),
+		r.headers(ctx.item.Field("parameters"), name, true)...)
+	if len(found) == 0 {
+		return nil, declared
+	}
+	param, node := found[0].param, found[0].node
+	for _, other := range found[1:] {
+		// An operation's parameter replaces its path item's of the same name.
+		if other.param.PathLevel == param.PathLevel || other.param.Name != param.Name {
+			r.reject(other.at, "%s declares the header field that %s at %s declares already (case does not count); remove one of them", other.param.Name, param.Name, found[0].at)
 		}
-		param.PathLevel = true
+	}
+	ignore := func(pos document.Position, format string, args ...any) {
+		param.Ignored = append(param.Ignored, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
 	}
 	give := func(field string, pos document.Position, apply func(*Operation)) {
 		declared.settings = append(declared.settings, setting{field, pos, apply})
@@ -34,6 +46,10 @@ func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name 
 	if err != nil {
 		return param, declared // kin-openapi's to report
 	}
+	if n := schema.Field("type"); n != nil && !allowsStrings(n) {
+		ignore(n.Pos, "the schema of %s is not applied: a key is a string", param.Name)
+		return param, declared
+	}
 	if n := schema.Field("minLength"); n != nil {
 		if v, err := strconv.Atoi(n.Value); err == nil && v > 0 {
 			give("key.minLength", n.Pos, func(o *Operation) { o.Server.KeyMinLength = v })
@@ -48,19 +64,36 @@ func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name 
 		give("key.format", n.Pos, func(o *Operation) { o.Server.KeyFormat = "uuid" })
 	}
 	if n := schema.Field("pattern"); n != nil && n.Kind == document.String {
-		// OpenAPI's patterns are ECMAScript's; what RE2 cannot express is left
-		// to whoever validates the request.
-		if _, err := regexp.Compile(n.Value); err == nil {
+		// OpenAPI's patterns are ECMAScript's, and real documents use what RE2
+		// lacks, such as lookahead.
+		if _, err := regexp.Compile(n.Value); err != nil {
+			ignore(n.Pos, "the pattern of %s is not applied: %v; check it in a middleware if it matters", param.Name, err)
+		} else {
 			give("key.pattern", n.Pos, func(o *Operation) { o.Server.KeyPattern = n.Value })
 		}
 	}
 	return param, declared
 }
 
-func (r *resolver) findHeader(parameters *document.Node, name string) (*HeaderParam, *document.Node) {
+// allowsStrings reports whether a schema's type, or one of its types, is string.
+func allowsStrings(n *document.Node) bool {
+	isString := func(n *document.Node) bool { return n.Value == "string" }
+	return isString(n) || slices.ContainsFunc(n.Items, isString)
+}
+
+// A declaredHeader is a header parameter, and where it is declared or referred to.
+type declaredHeader struct {
+	at    document.Position
+	param *HeaderParam
+	node  *document.Node
+}
+
+// headers lists the header parameters called name, in any case.
+func (r *resolver) headers(parameters *document.Node, name string, pathLevel bool) []declaredHeader {
 	if parameters == nil {
-		return nil, nil
+		return nil
 	}
+	var found []declaredHeader
 	for _, item := range parameters.Items {
 		node, err := r.doc.Follow(item)
 		if err != nil {
@@ -71,14 +104,15 @@ func (r *resolver) findHeader(parameters *document.Node, name string) (*HeaderPa
 			continue
 		}
 		param := &HeaderParam{
-			Pos:      node.Pos,
-			Name:     declared.Value,
-			Required: required != nil && required.Kind == document.Bool && required.Value == "true",
+			Pos:       node.Pos,
+			Name:      declared.Value,
+			PathLevel: pathLevel,
+			Required:  required != nil && required.Kind == document.Bool && required.Value == "true",
 		}
 		if ref := item.Ref(); ref != nil {
 			param.Ref = ref.Value
 		}
-		return param, node
+		found = append(found, declaredHeader{item.Pos, param, node})
 	}
-	return nil, nil
+	return found
 }

@@ -83,6 +83,7 @@ type HeaderParam struct {
 	Ref       string            // the $ref that leads to it, or "" for an inline parameter
 	PathLevel bool              // declared by the path item, not by the operation
 	Required  bool
+	Ignored   document.Findings // what of its schema the policy cannot take over, and why
 }
 
 // An Origin is the place that gave a field its value.

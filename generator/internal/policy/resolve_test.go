@@ -333,8 +333,8 @@ components:
 			text: "400 uuid 36 36 ^[0-9a-f-]+$",
 		},
 		"the operation's beats the path item's": {
-			item: "parameters: [{$ref: '#/components/parameters/key'}], post: {x-idempotent: true, parameters: [{in: header, name: idempotency-key}]}",
-			want: &policy.HeaderParam{Name: "idempotency-key"},
+			item: "parameters: [{$ref: '#/components/parameters/key'}], post: {x-idempotent: true, parameters: [{in: header, name: IDEMPOTENCY-KEY}]}",
+			want: &policy.HeaderParam{Name: "IDEMPOTENCY-KEY"},
 			text: "0 any 1 255 ",
 		},
 		"another header": {
@@ -348,9 +348,25 @@ components:
 			text: "422 any 1 255 ",
 		},
 		"a pattern beyond RE2": {
-			item: `post: {x-idempotent: true, parameters: [{in: header, name: Idempotency-Key, required: true, schema: {pattern: '(?=a)b'}}]}`,
-			want: &policy.HeaderParam{Name: "Idempotency-Key", Required: true},
+			item: `post: {x-idempotent: true, parameters: [{in: header, name: Idempotency-Key, required: true, schema: {pattern: '(?=a)b', maxLength: 9}}]}`,
+			want: &policy.HeaderParam{Name: "Idempotency-Key", Required: true, Ignored: document.Findings{{
+				Pos:     document.Position{File: "spec.yaml", Line: 2, Column: 118},
+				Message: "the pattern of Idempotency-Key is not applied: error parsing regexp: invalid or unsupported Perl syntax: `(?=`; check it in a middleware if it matters",
+			}}},
+			text: "400 any 1 9 ",
+		},
+		"no string": {
+			item: `post: {x-idempotent: true, parameters: [{in: header, name: Idempotency-Key, required: true, schema: {type: [integer, "null"], maxLength: 9, pattern: ^a}}]}`,
+			want: &policy.HeaderParam{Name: "Idempotency-Key", Required: true, Ignored: document.Findings{{
+				Pos:     document.Position{File: "spec.yaml", Line: 2, Column: 115},
+				Message: "the schema of Idempotency-Key is not applied: a key is a string",
+			}}},
 			text: "400 any 1 255 ",
+		},
+		"a string or null": {
+			item: `post: {x-idempotent: true, parameters: [{in: header, name: Idempotency-Key, required: true, schema: {type: [string, "null"], maxLength: 9}}]}`,
+			want: &policy.HeaderParam{Name: "Idempotency-Key", Required: true},
+			text: "400 any 1 9 ",
 		},
 		"natural operations have no key": {
 			item: "post: {x-idempotent: {natural: true}, parameters: [{in: header, name: Idempotency-Key, required: true}]}",
