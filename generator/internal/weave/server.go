@@ -53,6 +53,9 @@ func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
 	if literal := f.serverLiteral(); literal != nil {
 		return fmt.Errorf("`%s` takes a ServerInterface in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()))
 	}
+	if _, err := f.ServerMethod(serverInterface); err == nil {
+		return fmt.Errorf("an operation is called %s, and so is what its guarded server embeds; give it another operationId", serverInterface)
+	}
 	taking := map[string]int{} // function -> index of its first ServerInterface
 	for fn := range f.functions {
 		if i := serverParam(fn.Type); i >= 0 && fn.Recv == nil {
