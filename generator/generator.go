@@ -100,6 +100,10 @@ func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
 	}
 	if spec == nil {
 		if spec, err = loader.Load(name); err != nil {
+			// kin-openapi does not say where a reference stands that it cannot follow.
+			if unresolved := doc.Unresolved(); unresolved != nil {
+				return nil, nil, unresolved
+			}
 			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}

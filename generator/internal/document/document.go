@@ -137,6 +137,42 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 	return nil, fail("points at nothing: %s has no %q", name, "#"+target.Fragment)
 }
 
+// Unresolved lists the references that cannot be followed, where the root file
+// and what it refers to say something. Data (examples, defaults and the like) and
+// extensions are not looked at. The positions and messages are [Document.Step]'s.
+func (d *Document) Unresolved() Findings {
+	var findings Findings
+	seen := make(map[*Node]bool)
+	var walk func(n *Node)
+	walk = func(n *Node) {
+		if n == nil || seen[n] {
+			return
+		}
+		seen[n] = true
+		for _, item := range n.Items {
+			walk(item)
+		}
+		for _, m := range n.Members {
+			switch {
+			case strings.HasPrefix(m.Name, "x-"):
+			case m.Name == "example", m.Name == "default", m.Name == "enum", m.Name == "const", m.Name == "value":
+			default:
+				walk(m.Value)
+			}
+		}
+		if n.Ref() == nil {
+			return
+		}
+		target, err := d.Step(n)
+		if err != nil {
+			findings = append(findings, err.(Findings)...)
+		}
+		walk(target)
+	}
+	walk(d.root)
+	return findings
+}
+
 // at evaluates a JSON pointer (RFC 6901), unescaped from its URI form.
 func (n *Node) at(pointer string) *Node {
 	if pointer == "" {

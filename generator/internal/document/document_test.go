@@ -226,6 +226,29 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+func TestUnresolved(t *testing.T) {
+	fsys := fstest.MapFS{
+		"spec.yaml": {Data: []byte(`
+paths: {/a: {$ref: 'items.yaml#/a'}, /b: {$ref: nowhere.yaml}}
+schemas:
+  A: {$ref: '#/schemas/B'}
+  B: {properties: {a: {$ref: '#/schemas/A'}, c: {$ref: '#/schemas/C'}}}
+  D: {example: {$ref: '#/not/one'}, x-note: {$ref: '#/nor/this'}}
+`)},
+		"items.yaml": {Data: []byte("a: {post: {parameters: [{$ref: '#/gone'}]}}\nb: {$ref: '#/unused'}\n")},
+	}
+	doc, err := document.Load(fsys, "spec.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `items.yaml:1:32: $ref "#/gone" points at nothing: items.yaml has no "#/gone"
+spec.yaml:2:48: $ref "nowhere.yaml" cannot be read: open nowhere.yaml: file does not exist
+spec.yaml:5:56: $ref "#/schemas/C" points at nothing: spec.yaml has no "#/schemas/C"`
+	if got := doc.Unresolved().Error(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 func TestFindingsComeSortedAndOnce(t *testing.T) {
 	at := func(file string, line, column int) document.Position {
 		return document.Position{File: file, Line: line, Column: column}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -54,10 +55,33 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 	if m == nil {
 		return Finding{pos, "not valid YAML: " + err.Error()}
 	}
+	message := strings.TrimPrefix(err.Error(), m[0])
 	if line, convErr := strconv.Atoi(m[1]); convErr == nil {
-		pos.Line = min(max(line, 1), lineCount(data))
+		if strings.HasPrefix(message, "did not find expected") {
+			line++ // yaml.v3 counts the lines of its parser's errors, but not of its scanner's, from 0
+		}
+		pos.Line = min(max(line, 1), lineCount(bytes.TrimSpace(data)))
 	}
-	return Finding{pos, "not valid YAML: " + strings.TrimPrefix(err.Error(), m[0])}
+	if alias := unknownAnchor.FindStringSubmatch(message); alias != nil {
+		pos = firstAlias(pos, data, alias[1])
+		message = fmt.Sprintf("*%[1]s stands before its anchor, or has none; write &%[1]s at the value that is meant, above this line", alias[1])
+	}
+	return Finding{pos, "not valid YAML: " + message}
+}
+
+var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced$`)
+
+// firstAlias finds the alias at which reading data fails: the first line up to
+// which it fails in the same way.
+func firstAlias(pos Position, data []byte, name string) Position {
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	pos.Line = 1 + sort.Search(len(lines)-1, func(i int) bool {
+		err := yaml.Unmarshal(bytes.Join(lines[:i+1], nil), new(yaml.Node))
+		return err != nil && unknownAnchor.MatchString(err.Error())
+	})
+	before, _, _ := bytes.Cut(lines[pos.Line-1], []byte("*"+name))
+	pos.Column = 1 + utf8.RuneCount(before)
+	return pos
 }
 
 // lineCount counts lines as YAML does.

@@ -28,6 +28,10 @@ var cures = []struct {
 		`try "compatibility: {old-merge-schemas: true}", or give it a Go type of your own with x-go-type`,
 	},
 	{
+		regexp.MustCompile(`panic: unable to resolve reference to name`),
+		`generate without embedded-spec, which does not bear every document in several files`,
+	},
+	{
 		regexp.MustCompile(`error generating type for (?:anyOf|oneOf)`),
 		`give it a Go type of your own with x-go-type`,
 	},
@@ -56,7 +60,7 @@ func (n names) explain(spec *openapi3.T, err error) error {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		finding, ok := n.explainLine(spec, line)
 		if !ok {
-			return fmt.Errorf("oapi-codegen: %w", err)
+			return fmt.Errorf("oapi-codegen: %w%s", err, cure(err.Error()))
 		}
 		findings = append(findings, finding)
 	}
@@ -76,22 +80,27 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 	} else if e, op := failedOperation(spec, line); op != nil {
 		finding.Pos, what = position(op), e.Method+" "+e.Path
 		if id := n.operations[op]; id != "" {
-			otherwise = fmt.Sprintf(`mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
+			otherwise = fmt.Sprintf(`; mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
 		}
 	} else {
 		return finding, false
 	}
 	finding.Message = fmt.Sprintf("oapi-codegen cannot generate %s: %s", what, line)
+	if known := cure(line); known != "" {
+		otherwise = known
+	}
+	finding.Message += otherwise
+	return finding, true
+}
+
+// cure returns what cures a failure, or nothing.
+func cure(failure string) string {
 	for _, c := range cures {
-		if m := c.failure.FindStringSubmatchIndex(line); m != nil {
-			otherwise = string(c.failure.ExpandString(nil, c.cure, line, m))
-			break
+		if m := c.failure.FindStringSubmatchIndex(failure); m != nil {
+			return "; " + string(c.failure.ExpandString(nil, c.cure, failure, m))
 		}
 	}
-	if otherwise != "" {
-		finding.Message += "; " + otherwise
-	}
-	return finding, true
+	return ""
 }
 
 // sharedName explains that several components have one Go name.
@@ -153,7 +162,7 @@ func failedOperation(spec *openapi3.T, line string) (Endpoint, *openapi3.Operati
 			item.SetOperation(method, op)
 			alone := *spec
 			alone.Paths = openapi3.NewPaths(openapi3.WithPath(path, item))
-			if _, err := codegen.OperationDefinitions(&alone); err != nil && strings.Contains(line, err.Error()) {
+			if _, err := operationDefinitions(&alone); err != nil && strings.Contains(line, err.Error()) {
 				return Endpoint{Method: method, Path: path}, op
 			}
 		}

@@ -58,9 +58,9 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 		opts.OutputOptions.ResponseTypeSuffix = "Response"
 	}
 	given := namesOf(spec)
-	source, err := codegen.Generate(spec, opts)
+	source, err := survive(func() (string, error) { return codegen.Generate(spec, opts) })
 	given.inGo()
-	definitions, definitionsErr := codegen.OperationDefinitions(spec)
+	definitions, definitionsErr := operationDefinitions(spec)
 	if clash := clashes(definitions); clash != nil {
 		return nil, clash // the cause, where err is one of its consequences
 	}
@@ -100,6 +100,21 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 		out.Operations = append(out.Operations, op)
 	}
 	return out, nil
+}
+
+func operationDefinitions(spec *openapi3.T) ([]codegen.OperationDefinition, error) {
+	return survive(func() ([]codegen.OperationDefinition, error) { return codegen.OperationDefinitions(spec) })
+}
+
+// survive calls a function of oapi-codegen's, which may panic on a document
+// that it did not expect.
+func survive[T any](call func() (T, error)) (result T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return call()
 }
 
 // UserTemplates returns templates with those that name a file replaced by its
