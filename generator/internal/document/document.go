@@ -137,9 +137,9 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 	return nil, fail("points at nothing: %s has no %q", name, "#"+target.Fragment)
 }
 
-// Unresolved lists the references that cannot be followed, where the root file
-// and what it refers to say something. Data (examples, defaults and the like) and
-// extensions are not looked at. The positions and messages are [Document.Step]'s.
+// Unresolved lists the references that cannot be followed, in the root file and in
+// what it refers to, as [Document.Step] finds them. Extensions and data, such as
+// examples, are left out: a $ref in them is none.
 func (d *Document) Unresolved() Findings {
 	var findings Findings
 	seen := make(map[*Node]bool)

@@ -242,7 +242,7 @@ schemas:
 		t.Fatal(err)
 	}
 	want := `items.yaml:1:32: $ref "#/gone" points at nothing: items.yaml has no "#/gone"
-spec.yaml:2:48: $ref "nowhere.yaml" cannot be read: open nowhere.yaml: file does not exist
+spec.yaml:2:49: $ref "nowhere.yaml" cannot be read: open nowhere.yaml: file does not exist
 spec.yaml:5:56: $ref "#/schemas/C" points at nothing: spec.yaml has no "#/schemas/C"`
 	if got := doc.Unresolved().Error(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
