@@ -218,13 +218,28 @@ func components(spec *openapi3.T) []component {
 	return all
 }
 
-var redeclared = regexp.MustCompile(`\b(\w+) redeclared in this block`)
+// A parameter of a path is a variable of Go's functions.
+type parameter struct {
+	name, variable string
+	operation      string // "POST /orders/{id}"
+	pos            document.Position
+}
 
-// Redeclared explains err, which a Go parser gave for the source, by the
-// components that bear the names. It returns err where there are none.
+var redeclared = regexp.MustCompile(`\b(\w+) (?:redeclared in this block|hides the package)`)
+
+// Redeclared explains err, which package weave gave for the source, by the
+// components and path parameters that bear the names. It returns err where
+// there are none.
 func (o *Output) Redeclared(err error) error {
 	var findings document.Findings
 	for _, m := range redeclared.FindAllStringSubmatch(err.Error(), -1) {
+		for _, p := range o.parameters {
+			if p.variable == m[1] {
+				findings = append(findings, document.Finding{Pos: p.pos, Message: fmt.Sprintf(
+					"%s: the path parameter %s has a name that oapi-codegen's own code uses, and what it generates does not compile (%s); give the parameter another name in Go with x-go-name",
+					p.operation, p.name, m[0])})
+			}
+		}
 		for _, c := range o.components {
 			if c.goName != m[1] {
 				continue

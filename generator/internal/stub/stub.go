@@ -28,6 +28,7 @@ type Output struct {
 
 	components     []component // as the document has them
 	pruned         []component // those that are left out, because no operation uses them
+	parameters     []parameter // of paths
 	responseSuffix string
 }
 
@@ -98,6 +99,9 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 			}
 		}
 		out.Operations = append(out.Operations, op)
+		for _, p := range d.PathParams {
+			out.parameters = append(out.parameters, parameter{p.ParamName, p.GoVariableName(), d.Method + " " + d.Path, at(p.Spec.Origin)})
+		}
 	}
 	return out, nil
 }

@@ -54,9 +54,9 @@ func Parse(source string, taken []string) (*File, error) {
 		local:   map[string]bool{},
 	}
 	var err error
-	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.ParseComments|parser.DeclarationErrors)
+	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.DeclarationErrors)
 	if err != nil {
-		return nil, doesNotCompile(err)
+		return nil, doesNotCompile(source, err)
 	}
 	for _, spec := range f.ast.Imports {
 		path, _ := strconv.Unquote(spec.Path.Value)
@@ -112,8 +112,10 @@ func Parse(source string, taken []string) (*File, error) {
 	return f, nil
 }
 
+var identifier = regexp.MustCompile(`^\w+`)
+
 // doesNotCompile explains why oapi-codegen's output is not Go.
-func doesNotCompile(err error) error {
+func doesNotCompile(source string, err error) error {
 	var list scanner.ErrorList
 	if !errors.As(err, &list) {
 		return err
@@ -121,6 +123,9 @@ func doesNotCompile(err error) error {
 	reasons := make([]string, len(list))
 	for i, e := range list {
 		reasons[i], _, _ = strings.Cut(e.Msg, "\n")
+		if strings.HasPrefix(e.Msg, "no new variables") { // which stand there
+			reasons[i] = identifier.FindString(source[e.Pos.Offset:]) + " redeclared in this block"
+		}
 	}
 	return cannotCompile(strings.Join(slices.Compact(reasons), "; "))
 }
@@ -247,7 +252,11 @@ func (f *File) Source(section string, raw bool) ([]byte, error) {
 		}
 		header, section = strings.TrimRight(string(grouped), "\n"), "\n"+strings.Trim(string(formatted), "\n")+"\n"
 	}
-	out := []byte(header)
+	size := len(header) + len(f.src) + len(section)
+	for _, e := range f.edits {
+		size += len(e.text)
+	}
+	out := append(make([]byte, 0, size), header...)
 	slices.SortStableFunc(f.edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	for _, e := range f.edits {
 		out = append(out, f.src[at:e.from]...)
