@@ -39,6 +39,7 @@ Other verbs, each with a help of its own (oapi-idempotent <verb> -h):
 
   check      is the generated file up to date? Writes nothing
   explain    what holds for each operation, and where the document says so
+  lint       what the document says of keys and retries, and likely does not mean
   sql        print the table's DDL, or write it as a migration
   keys       list, show, settle and sweep the keys in a PostgreSQL database
   typescript write the client's half for fetch and openapi-fetch

@@ -36,6 +36,7 @@ var verbs = []verb{
 	{"generate", generate},
 	{"check", check},
 	{"explain", explain},
+	{"lint", lint},
 	{"typescript", typescript},
 	{"sql", printSQL},
 	{"keys", keys},
