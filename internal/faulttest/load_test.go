@@ -93,7 +93,6 @@ func (l *load) post(p *process, c *call) bool {
 	case a.kind == storeUnavailable:
 		c.refused = append(c.refused, a.request)
 		wrong = !l.faulty && !l.zombies // whose deadlines pass while they stand still
-	case a.kind == inFlight && c.path == transaction: // also while another looks the key up
 	case before != "":
 		wrong = true
 	case a.kind == inFlight:

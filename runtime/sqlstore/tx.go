@@ -52,8 +52,8 @@ func (s *Store) CheckTx() error {
 // inTx are the transactions of this process that are under way.
 type inTx struct {
 	mu    sync.Mutex
-	keys  map[[32]byte]bool
-	slots chan struct{} // nil: no bound
+	keys  map[[32]byte]bool // whether the handler runs
+	slots chan struct{}     // nil: no bound
 }
 
 // enter reports whether no transaction of this process holds the key, and takes
@@ -67,11 +67,25 @@ func (t *inTx) enter(hash [32]byte, slots int) bool {
 			t.slots = make(chan struct{}, slots)
 		}
 	}
-	if t.keys[hash] {
+	if _, there := t.keys[hash]; there {
 		return false
 	}
-	t.keys[hash] = true
+	t.keys[hash] = false
 	return true
+}
+
+// runs notes that the transaction that has the key runs its handler.
+func (t *inTx) runs(hash [32]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.keys[hash] = true
+}
+
+// running reports whether a handler of this process runs for the key.
+func (t *inTx) running(hash [32]byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.keys[hash]
 }
 
 func (t *inTx) leave(hash [32]byte) {
@@ -111,11 +125,14 @@ func (t *inTx) giveBack() {
 // connections break, else as the server's tcp_keepalives_* and
 // client_connection_check_interval say.
 func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	t := &transaction{store: s, claim: c, ctx: ctx}
 	if !s.inTx.enter(c.Hash, s.dialect.slots(s.db.Stats().MaxOpenConnections)) {
-		return inFlight(c), nil
+		if s.inTx.running(c.Hash) {
+			return inFlight(c), nil
+		}
+		return t.duplicate() // of one that may only be looking the key up
 	}
 	defer s.inTx.leave(c.Hash)
-	t := &transaction{store: s, claim: c, ctx: ctx}
 	if s.inTx.full() {
 		// A duplicate of what is done need not wait for what is not.
 		if row, err := t.read(); err != nil || !t.free(&row) {
@@ -135,16 +152,35 @@ func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context
 	}
 	defer t.close()
 	if held {
-		return inFlight(c), nil
+		return t.settledOr(&row), nil
 	}
 	if !t.free(&row) {
 		return row, nil
 	}
+	s.inTx.runs(c.Hash)
 	o, keep, err := t.run(&row, run)
 	if err != nil {
 		return idempotency.Row{}, err
 	}
 	return t.finish(&row, o, keep)
+}
+
+// duplicate answers a duplicate of whoever has the key.
+func (t *transaction) duplicate() (idempotency.Row, error) {
+	row, err := t.read()
+	if err != nil {
+		return row, err
+	}
+	return t.settledOr(&row), nil
+}
+
+// settledOr returns the row if it is final: whoever has the key only looks it
+// up. Otherwise the key is in flight.
+func (t *transaction) settledOr(row *idempotency.Row) idempotency.Row {
+	if row.State != idempotency.Processing && !row.Expired {
+		return *row
+	}
+	return inFlight(t.claim)
 }
 
 // step returns the context of one step of the store's own, which the handler's
@@ -439,11 +475,11 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 	read := s.bindTx(s.sql.read, c.Hash[:])
 	var locked bool
 	if !s.manyInOneTrip() {
-		if err := tx.GetContext(ctx, &locked, lock); err != nil || !locked {
-			return row, !locked, err
-		}
-		if row, _, err = rowTx(ctx, tx, read); err != nil {
+		if err := tx.GetContext(ctx, &locked, lock); err != nil {
 			return row, false, err
+		}
+		if row, _, err = rowTx(ctx, tx, read); err != nil || !locked {
+			return row, !locked, err
 		}
 		_, err = tx.ExecContext(ctx, setSavepoint)
 		return row, false, err
