@@ -6,10 +6,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
 )
 
 // Config says what to read and what to generate. Its YAML form is
@@ -66,16 +71,59 @@ const (
 	unannotatedReject = "reject"
 )
 
+// blockFields are the fields of the `idempotency` block, with the values that
+// each may have; nil: any.
+var blockFields = map[string][]string{
+	"extension":    nil,
+	"header-param": {headerParamRelax, headerParamKeep, headerParamStrip},
+	"unannotated":  {unannotatedIgnore, unannotatedReject},
+}
+
 // ParseConfig reads a config file. A field that neither oapi-codegen nor this
-// package knows is an error.
+// package knows is an error. What is wrong with the `idempotency` block is of
+// type [Findings], whose positions lack the file's name.
 func ParseConfig(data []byte) (Config, error) {
 	var cfg Config
+	if findings := checkBlock(data); findings != nil {
+		return Config{}, findings
+	}
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&cfg); err != nil && !errors.Is(err, io.EOF) {
 		return Config{}, err
 	}
 	return cfg, nil
+}
+
+// checkBlock finds what is wrong with the `idempotency` block of a config file.
+// Its shape, and all that is not YAML, is the decoder's to report.
+func checkBlock(data []byte) Findings {
+	var file struct {
+		Idempotency yaml.Node `yaml:"idempotency"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil || file.Idempotency.Kind != yaml.MappingNode {
+		return nil
+	}
+	var findings Findings
+	reject := func(at *yaml.Node, message string) {
+		findings = append(findings, document.Finding{Pos: document.Position{Line: at.Line, Column: at.Column}, Message: message})
+	}
+	for i, content := 0, file.Idempotency.Content; i < len(content); i += 2 {
+		key, value := content[i], content[i+1]
+		switch values, known := blockFields[key.Value]; {
+		case !known:
+			instead := policy.DidYouMean(key.Value, slices.Sorted(maps.Keys(blockFields)))
+			if instead == "" {
+				instead = "; write extension, header-param or unannotated"
+			}
+			reject(key, fmt.Sprintf("idempotency.%s is not a field%s", key.Value, instead))
+		case value.Kind == yaml.ScalarNode && value.Value != "" && values != nil:
+			if err := oneOf(key.Value, value.Value, values...); err != nil {
+				reject(value, err.Error())
+			}
+		}
+	}
+	return findings
 }
 
 // WithDefaults returns cfg with every field that has a default set.
@@ -95,10 +143,10 @@ func (cfg Config) Validate() error {
 	if err := cfg.Configuration.Validate(); err != nil {
 		return err
 	}
-	if err := oneOf("header-param", cfg.Idempotency.HeaderParam, headerParamRelax, headerParamKeep, headerParamStrip); err != nil {
+	if err := oneOf("header-param", cfg.Idempotency.HeaderParam, blockFields["header-param"]...); err != nil {
 		return err
 	}
-	return oneOf("unannotated", cfg.Idempotency.Unannotated, unannotatedIgnore, unannotatedReject)
+	return oneOf("unannotated", cfg.Idempotency.Unannotated, blockFields["unannotated"]...)
 }
 
 func orDefault(field *string, value string) {
@@ -113,5 +161,5 @@ func oneOf(field, got string, values ...string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("idempotency: %s is %q; write one of %q", field, got, values)
+	return fmt.Errorf("idempotency: %s is %q; write one of %q%s", field, got, values, policy.DidYouMean(got, values))
 }

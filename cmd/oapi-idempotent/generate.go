@@ -252,9 +252,15 @@ func (f *flags) configuration(set *flag.FlagSet) (generator.Config, error) {
 	}
 	cfg, newErr := generator.ParseConfig(data)
 	old, oldErr := parseOldConfig(data)
+	var findings generator.Findings
 	switch {
 	case f.oldConfigStyle && oldErr != nil:
 		return generator.Config{}, fmt.Errorf("%s: as a config file in the old style: %w", f.config, oldErr)
+	case errors.As(newErr, &findings):
+		for i := range findings {
+			findings[i].Pos.File = f.config
+		}
+		return generator.Config{}, findings
 	case newErr != nil && oldErr != nil:
 		return generator.Config{}, fmt.Errorf("%s: %w\n(nor is it a config file in the old style: %w)", f.config, newErr, oldErr)
 	case f.oldConfigStyle, newErr != nil, oldErr == nil && deprecatedFlagGiven(set):

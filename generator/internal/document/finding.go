@@ -15,7 +15,13 @@ type Position struct {
 }
 
 // String returns the form that editors and compilers understand.
-func (p Position) String() string { return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column) }
+func (p Position) String() string {
+	place := fmt.Sprintf("%d:%d", p.Line, p.Column)
+	if p.File == "" {
+		return place
+	}
+	return p.File + ":" + place
+}
 
 // Compare orders positions by file, line and column.
 func (p Position) Compare(q Position) int {

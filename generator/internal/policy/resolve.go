@@ -200,7 +200,7 @@ func (r *resolver) readProfileName(n *document.Node) *document.Node {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	instead := didYouMean(n.Value, names)
+	instead := DidYouMean(n.Value, names)
 	switch {
 	case len(names) == 0:
 		instead = "; write it under " + r.full("profiles") + " at the document root"
@@ -292,7 +292,7 @@ func (r *resolver) unknown(prefix string, m document.Member, fields []field, own
 	for _, f := range fields {
 		candidates = append(candidates, f.name)
 	}
-	instead := didYouMean(m.Name, candidates)
+	instead := DidYouMean(m.Name, candidates)
 	if instead == "" {
 		instead = "; write " + oneOf(candidates)
 	}

@@ -61,7 +61,7 @@ func choice[T any](options ...option[T]) parser[T] {
 		if i := slices.Index(texts, n.Value); i >= 0 && n.Kind == document.String {
 			hint = "; write it without quotes"
 		} else if n.Kind == document.String {
-			hint = didYouMean(n.Value, texts)
+			hint = DidYouMean(n.Value, texts)
 		}
 		r.mustBe(name, n, oneOf(texts), hint)
 		return *new(T), false
@@ -249,8 +249,9 @@ func oneOf(texts []string) string {
 	return strings.Join(texts[:last], ", ") + " or " + texts[last]
 }
 
-// didYouMean returns a clause that names the candidate closest to text, or "".
-func didYouMean(text string, candidates []string) string {
+// DidYouMean returns a clause, "; did you mean …?", that names the candidate
+// closest to text, or "" if none is close.
+func DidYouMean(text string, candidates []string) string {
 	best, bestDistance := "", 3
 	for _, c := range candidates {
 		if d := distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d <= len(c)/2 {
