@@ -19,6 +19,9 @@ import (
 // lead through PgBouncer in transaction mode: the store keeps no state in a
 // session. NewPostgres does not connect.
 func NewPostgres(db *sql.DB, opts ...Option) (*Store, error) {
+	if db == nil {
+		return nil, errNoPool
+	}
 	o, err := newOptions(opts)
 	if err != nil {
 		return nil, err

@@ -33,6 +33,9 @@ func SQLiteDSN(path string) string {
 // refuses one that would lose claims: whose connections do not wait for the
 // disk, or do not share their tables.
 func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
+	if db == nil {
+		return nil, errNoPool
+	}
 	o, err := newOptions(opts)
 	if err != nil {
 		return nil, err
@@ -73,6 +76,13 @@ func (t table) checkSQLite() error {
 const sqliteNow = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000"
 
 func (s *Store) checkSQLite() error {
+	if err := s.db.Ping(); err != nil {
+		return err
+	}
+	var version string
+	if err := s.db.Get(&version, "SELECT sqlite_version()"); err != nil {
+		return fmt.Errorf("this is no SQLite; open the pool with modernc.org/sqlite, or use the constructor of its own database, such as NewPostgres: %w", err)
+	}
 	var file string
 	if err := s.db.Get(&file, "SELECT file FROM pragma_database_list WHERE name = 'main'"); err != nil {
 		return err

@@ -2,6 +2,7 @@ package sqlstore_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
@@ -63,6 +65,24 @@ func TestSQLiteRefusesToForget(t *testing.T) {
 	}
 	if _, err := sqlstore.NewSQLite(sqliteDB(t), sqlstore.WithTable("main.keys")); err == nil || !strings.Contains(err.Error(), "no schemas") {
 		t.Errorf("a schema: got %v", err)
+	}
+}
+
+func TestWrongPools(t *testing.T) {
+	for name, constructor := range map[string]func(*sql.DB, ...sqlstore.Option) (*sqlstore.Store, error){
+		"NewPostgres": sqlstore.NewPostgres, "NewSQLite": sqlstore.NewSQLite,
+	} {
+		if store, err := constructor(nil); store != nil || err == nil || !strings.Contains(err.Error(), "the pool is nil") {
+			t.Errorf("%s(nil) gave %v, %v", name, store, err)
+		}
+	}
+	_, err := sqlstore.NewSQLite(open(t, "postgres", pgtest.DSN(t)))
+	if err == nil || !strings.Contains(err.Error(), "this is no SQLite") || !strings.Contains(err.Error(), "NewPostgres") {
+		t.Errorf("over PostgreSQL: got %v", err)
+	}
+	_, err = sqlstore.NewSQLite(open(t, "sqlite", "file:"+filepath.Join(t.TempDir(), "no", "such.db")))
+	if err == nil || strings.Contains(err.Error(), "this is no SQLite") {
+		t.Errorf("a file that cannot be opened: got %v", err)
 	}
 }
 

@@ -103,6 +103,9 @@ func WithPreparedStatements() Option {
 	}
 }
 
+// errNoPool is the answer to a nil *sql.DB, which an unchecked sql.Open leaves.
+var errNoPool = errors.New("sqlstore: the pool is nil; pass what sql.Open returned, and check its error first")
+
 func newOptions(opts []Option) (options, error) {
 	o := options{table: table{name: defaultTable}}
 	for _, opt := range opts {
