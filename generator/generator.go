@@ -262,6 +262,7 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 		GuardServer:   file.Declare("GuardServer"),
 		PrincipalFrom: file.Declare("PrincipalFrom"),
 	}
+	m.Embedded, m.Alias = file.Embedded()
 	if family.Glue {
 		m.Context = file.Import("context")
 		m.Glue = file.Declare("guardOperation")

@@ -213,14 +213,6 @@ func TestUserTemplatesPastTheGuard(t *testing.T) {
 	}
 }
 
-// TestOperationCalledServerInterface refuses what would not compile.
-func TestOperationCalledServerInterface(t *testing.T) {
-	cfg := server(map[string]string{"spec.yaml": strings.Replace(document, "createOrder", "serverInterface", 1)})
-	if _, err := generator.Generate(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "an operation is called ServerInterface") {
-		t.Errorf("got %v, want an error", err)
-	}
-}
-
 // TestEveryServerIsGuarded has no target generate an unprotected stub.
 func TestEveryServerIsGuarded(t *testing.T) {
 	for _, target := range []string{"std-http", "chi", "gorilla", "echo", "echo5", "gin", "fiber", "fiber-v3", "iris"} {

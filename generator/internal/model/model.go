@@ -50,6 +50,9 @@ type Server struct {
 	Idempotency, Time, Context, IrisContext string
 	// Names of declarations.
 	GuardedServer, GuardServer, PrincipalFrom, Glue string
+	// Embedded is the name by which the guarded server embeds ServerInterface;
+	// Alias is the same if it is one to be declared, else empty.
+	Embedded, Alias string
 
 	Policies []Policy
 	Methods  []Method
@@ -73,8 +76,8 @@ type Policy struct {
 
 // A Method is one guarded handler.
 type Method struct {
-	Name, Operation, Policy, GuardedServer, Glue string
-	Params, Args                                 string
+	Name, Operation, Policy, GuardedServer, Embedded, Glue string
+	Params, Args                                           string
 }
 
 // Add adds a guarded operation: policy variable, handler name and parameters as
@@ -99,7 +102,7 @@ func (s *Server) Add(family Family, op policy.Operation, variable, name string, 
 		declared[i], args[i] = p.Name+" "+p.Type, p.Name
 	}
 	s.Methods = append(s.Methods, Method{
-		Name: name, Operation: operation(op), Policy: variable, GuardedServer: s.GuardedServer, Glue: s.Glue,
+		Name: name, Operation: operation(op), Policy: variable, GuardedServer: s.GuardedServer, Embedded: s.Embedded, Glue: s.Glue,
 		Params: strings.Join(declared, ", "), Args: strings.Join(args, ", "),
 	})
 }

@@ -46,15 +46,22 @@ func (f *File) ServerMethod(name string) ([]Param, error) {
 	return nil, fmt.Errorf("ServerInterface has no method %s, so the operation cannot be guarded", name)
 }
 
+// Embedded returns the name by which a struct can embed ServerInterface. Where a
+// method of that name is in the way it is that of an alias, to be declared.
+func (f *File) Embedded() (name, alias string) {
+	if _, err := f.ServerMethod(serverInterface); err != nil {
+		return serverInterface, ""
+	}
+	alias = f.Declare("serverInterface")
+	return alias, alias
+}
+
 // Guard makes every function that takes a ServerInterface take a guard behind
 // it, and every wrapper hold what guardServer makes of the two. Handlers that
 // would be reached past the guard are an error that quotes the line.
 func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
 	if literal := f.serverLiteral(); literal != nil {
 		return fmt.Errorf("`%s` takes a ServerInterface in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()))
-	}
-	if _, err := f.ServerMethod(serverInterface); err == nil {
-		return fmt.Errorf("an operation is called %s, and so is what its guarded server embeds; give it another operationId", serverInterface)
 	}
 	taking := map[string]int{} // function -> index of its first ServerInterface
 	for fn := range f.functions {
