@@ -57,8 +57,8 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 	}
 	message := strings.TrimPrefix(err.Error(), m[0])
 	if line, convErr := strconv.Atoi(m[1]); convErr == nil {
-		if strings.HasPrefix(message, "did not find expected") {
-			line++ // yaml.v3 counts the lines of its parser's errors, but not of its scanner's, from 0
+		if yamlParser.MatchString(message) {
+			line++ // yaml.v3 counts the lines of these from 0, of its scanner's errors from 1
 		}
 		pos.Line = min(max(line, 1), lineCount(bytes.TrimSpace(data)))
 	}
@@ -68,6 +68,9 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 	}
 	return Finding{pos, "not valid YAML: " + message}
 }
+
+// yamlParser matches the errors of yaml.v3's parser.
+var yamlParser = regexp.MustCompile(`^did not find expected (?:<|node content|key|',' or|'-' indicator)`)
 
 var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced$`)
 
