@@ -89,10 +89,9 @@ func firstAlias(pos Position, data []byte, name string) Position {
 
 // lineCount counts lines as YAML does.
 func lineCount(data []byte) int {
-	return 1 + len(yamlBreak.FindAllIndex(data, -1))
+	count := func(lineBreak string) int { return bytes.Count(data, []byte(lineBreak)) }
+	return 1 + count("\n") + count("\r") - count("\r\n") + count("\u0085") + count("\u2028") + count("\u2029")
 }
-
-var yamlBreak = regexp.MustCompile("\r\n|[\r\n\u0085\u2028\u2029]")
 
 type yamlConverter struct {
 	name     string
