@@ -7,6 +7,7 @@ NESTED = internal/routertest internal/chaos examples/integrations
 test:
 	go vet ./...
 	go test -race -timeout 8m ./...
+	go test -timeout 8m -run 'Document|NoWorseThanStock' ./generator
 	@for module in $(NESTED); do echo "# $$module" && (cd $$module && go vet ./... && go test -race -timeout 8m ./...) || exit 1; done
 
 # The faults in their long form: minutes, bounded, each with its count.

@@ -1,3 +1,8 @@
+//go:build !race
+
+// Generating every document with the race detector takes minutes and finds
+// nothing: make test runs this file without it.
+
 package generator_test
 
 import (
