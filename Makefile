@@ -1,19 +1,22 @@
 # Modules that are never released, for what the root module must not require.
 NESTED = internal/routertest internal/chaos examples/integrations
 
-.PHONY: test generate lint chaos pgbouncer
+.PHONY: test generate lint chaos documents pgbouncer
 
 # All tests of all modules. PostgreSQL is started by the tests themselves.
 test:
 	go vet ./...
 	go test -race -timeout 8m ./...
-	go test -timeout 8m -run 'Document|NoWorseThanStock' ./generator
 	@for module in $(NESTED); do echo "# $$module" && (cd $$module && go vet ./... && go test -race -timeout 8m ./...) || exit 1; done
 
 # The faults in their long form: minutes, bounded, each with its count.
 chaos:
 	go test -v -count=1 -timeout 45m ./internal/faulttest -run 'Kill|ManyProcesses|CrashesUnderLoad|DiskFull|SweepUnderLoad|InstantOfExpiry|Zombie' -faults.long
 	cd internal/chaos && go test -race -timeout 15m -run 'TestHistories$$' -v . -chaos.duration=5m
+
+# Generates, compiles and vets every published document in testdata/specs.
+documents:
+	go test -timeout 8m -run 'Document|NoWorseThanStock' ./generator
 
 # The store behind PgBouncer, which must be installed.
 pgbouncer:

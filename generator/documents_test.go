@@ -1,7 +1,7 @@
 //go:build !race
 
 // Generating every document with the race detector takes minutes and finds
-// nothing: make test runs this file without it.
+// nothing: make documents runs this file without it.
 
 package generator_test
 
