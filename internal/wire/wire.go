@@ -16,6 +16,9 @@ const (
 // Clients compare what follows the last '/', '#' or ':' of a type.
 const ProblemBase = "urn:oapi-idempotent:"
 
+// NilUUID is what clients send that did not set a key: refused, and never sent.
+const NilUUID = "00000000-0000-0000-0000-000000000000"
+
 // Names of problems: what a problem's type ends in.
 const (
 	MissingKey        = "missing-idempotency-key"

@@ -7,8 +7,6 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-const nilUUID = "00000000-0000-0000-0000-000000000000"
-
 // parseKey returns the key among the header fields, or the refusal. A key is
 // sent raw or as a string of RFC 9651, section 3.3.3; both are the same key.
 func (op *operation) parseKey(h http.Header) (string, *refusal) {
@@ -42,7 +40,7 @@ func (op *operation) parseKey(h http.Header) (string, *refusal) {
 		return "", invalidKey("it is too short")
 	case len(key) > op.Key.MaxLength:
 		return "", invalidKey("it is too long")
-	case key == nilUUID:
+	case key == wire.NilUUID:
 		return "", invalidKey("it is the nil UUID, which clients send that did not set a key")
 	case op.Key.Format == FormatUUID && !isUUID(key):
 		return "", invalidKey("it is not a UUID")
@@ -83,12 +81,12 @@ func unquote(s string) (string, bool) {
 }
 
 func isUUID(s string) bool {
-	if len(s) != len(nilUUID) {
+	if len(s) != len(wire.NilUUID) {
 		return false
 	}
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
-		case nilUUID[i] == '-':
+		case wire.NilUUID[i] == '-':
 			if c != '-' {
 				return false
 			}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
 // ErrNotSent is in the chain of every error of a call that failed before
@@ -45,13 +47,11 @@ func (k *givenKey) bind(target string) bool {
 	return k.target.CompareAndSwap(nil, &target) || *k.target.Load() == target
 }
 
-const nilUUID = "00000000-0000-0000-0000-000000000000"
-
 // absent reports whether a value of the header field, quoted or not, stands for
 // no key.
 func absent(key string) bool {
 	key = strings.Trim(key, " \t\"")
-	return key == "" || key == nilUUID
+	return key == "" || key == wire.NilUUID
 }
 
 // checkKey says why a server would never accept key.
