@@ -1,0 +1,161 @@
+package sqlstore
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// patience is how long a call may be under way before those that come later
+// stop queueing behind it: its connection may have died.
+const patience = 250 * time.Millisecond
+
+// A group runs calls of one kind together. A call that finds nobody under way
+// runs alone, at once, on its caller's goroutine. While one is under way others
+// queue, and what has queued by its end runs together. There is no timer, and
+// nothing is held when nobody calls.
+//
+// A call that is part of a run that failed runs again, alone: so calls must be
+// such that running twice is like running once.
+type group[Q, R any] struct {
+	// alone runs one call.
+	alone func(context.Context, Q) (R, error)
+	// together makes ready a run of calls, whose results are in their order. It
+	// must copy what it needs of them: their callers may leave while the run
+	// is under way. The context ends when all of them have left.
+	together func([]Q) func(context.Context) ([]R, error)
+	// joins reports whether a call may run together with those there are.
+	joins func(with []Q, q Q) bool
+
+	mu    sync.Mutex
+	busy  bool
+	began time.Time // of what is under way
+	queue []*waiter[Q, R]
+}
+
+// A waiter is a call that has queued.
+type waiter[Q, R any] struct {
+	call   Q
+	run    *groupRun // nil while it has not begun
+	done   chan struct{}
+	result R
+	err    error // of the run
+}
+
+// A groupRun is a run of several calls.
+type groupRun struct {
+	callers int // who have not left; guarded by the group's lock
+	end     context.CancelFunc
+}
+
+func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
+	g.mu.Lock()
+	if g.busy && time.Since(g.began) < patience {
+		w := &waiter[Q, R]{call: q, done: make(chan struct{})}
+		g.queue = append(g.queue, w)
+		g.mu.Unlock()
+		return g.await(ctx, w)
+	}
+	first := !g.busy
+	if first {
+		g.busy, g.began = true, time.Now()
+	}
+	g.mu.Unlock()
+	if first {
+		defer g.next()
+	}
+	return g.alone(ctx, q)
+}
+
+// await waits for the run that w is part of.
+func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
+	select {
+	case <-w.done:
+		if w.err != nil {
+			return g.alone(ctx, w.call)
+		}
+		return w.result, nil
+	case <-ctx.Done():
+		g.leave(w)
+		var none R
+		return none, ctx.Err()
+	}
+}
+
+// leave takes w out of the queue or, if it is under way, leaves the run to the
+// others. The last to leave ends it.
+func (g *group[Q, R]) leave(w *waiter[Q, R]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if w.run != nil {
+		if w.run.callers--; w.run.callers == 0 {
+			w.run.end()
+		}
+		return
+	}
+	for i, queued := range g.queue {
+		if queued == w {
+			g.queue = append(g.queue[:i], g.queue[i+1:]...)
+			return
+		}
+	}
+}
+
+// next hands over to those who have queued, if anybody has.
+func (g *group[Q, R]) next() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.queue) == 0 {
+		g.busy = false
+		return
+	}
+	go g.drain()
+}
+
+// drain runs what has queued until nothing is left.
+func (g *group[Q, R]) drain() {
+	for {
+		ctx, end := context.WithCancel(context.Background())
+		waiters, run := g.take(end)
+		if len(waiters) == 0 {
+			end()
+			return
+		}
+		results, err := run(ctx)
+		end()
+		for i, w := range waiters {
+			if w.err = err; err == nil {
+				w.result = results[i]
+			}
+			close(w.done)
+		}
+	}
+}
+
+// take takes what may run together out of the queue.
+func (g *group[Q, R]) take(end context.CancelFunc) ([]*waiter[Q, R], func(context.Context) ([]R, error)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var taken []*waiter[Q, R]
+	var calls []Q
+	left := g.queue[:0]
+	for _, w := range g.queue {
+		if len(taken) == 0 || g.joins(calls, w.call) {
+			taken, calls = append(taken, w), append(calls, w.call)
+		} else {
+			left = append(left, w)
+		}
+	}
+	clear(g.queue[len(left):])
+	g.queue = left
+	if len(taken) == 0 {
+		g.busy = false
+		return nil, nil
+	}
+	g.began = time.Now()
+	run := &groupRun{callers: len(taken), end: end}
+	for _, w := range taken {
+		w.run = run
+	}
+	return taken, g.together(calls)
+}
