@@ -54,16 +54,23 @@ func Start(t testing.TB, settings ...string) *Server {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {
-		s.Thaw()
-		if err := s.halt(syscall.SIGQUIT); err != nil {
-			t.Errorf("pgtest: %v", err)
-		}
-		s.watcher.Close()
-		if err := os.RemoveAll(s.dir); err != nil {
+		if err := s.Close(); err != nil {
 			t.Errorf("pgtest: %v", err)
 		}
 	})
 	return s
+}
+
+// Open starts a cluster as [Start] does, for a program that is no test. It ends
+// with Close, or with the process.
+func Open(settings ...string) (*Server, error) { return start(settings) }
+
+// Close stops the server at once and removes its data.
+func (s *Server) Close() error {
+	s.Thaw()
+	err := s.halt(syscall.SIGQUIT)
+	s.watcher.Close()
+	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
 // DSN returns the DSN of a fresh, empty database of a running server.
