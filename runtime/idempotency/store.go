@@ -159,6 +159,10 @@ type Row struct {
 	// LeaseLeft is how long the lease still holds; zero unless Processing and
 	// not Lapsed.
 	LeaseLeft time.Duration
+	// ExpiresIn is how long it is until the row expires: never longer than it
+	// is. It is zero while Processing, when Expired, and for a row that never
+	// expires.
+	ExpiresIn time.Duration
 	Attempt   int
 	// Outcome is set in state Completed, and as far as known in NotReplayable
 	// and Unknown.

@@ -241,6 +241,9 @@ func (r *row) read(c *idempotency.Claim, now time.Time) idempotency.Row {
 	if r.state == idempotency.Processing && !read.Lapsed {
 		read.LeaseLeft = r.leaseUntil.Sub(now)
 	}
+	if r.state != idempotency.Processing && !read.Expired && !r.expiresAt.IsZero() {
+		read.ExpiresIn = r.expiresAt.Sub(now)
+	}
 	return read
 }
 

@@ -40,6 +40,7 @@ func NewPostgres(db *sql.DB, opts ...Option) (*Store, error) {
 			"{never}", "'infinity'::timestamptz",
 			"{text}", "encode(?, 'escape')", // any bytes, in any encoding of the database
 			"{lease_left}", "(extract(epoch FROM lease_until - now()) * 1000000)::bigint",
+			"{expires_in}", "(extract(epoch FROM expires_at - now()) * 1000000)::bigint",
 		),
 	}, nil
 }

@@ -57,6 +57,7 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 			"{never}", fmt.Sprint(math.MaxInt64),
 			"{text}", "CAST(? AS TEXT)",
 			"{lease_left}", "lease_until - "+sqliteNow,
+			"{expires_in}", "expires_at - "+sqliteNow,
 		),
 	}
 	if err := s.checkSQLite(); err != nil {

@@ -54,6 +54,7 @@ WHERE k.claim_id = ?`
 	facts = `claim_id, owner, fingerprint, state, at_most_once, attempt,
 state = 0 AND lease_until <= {now} AS lapsed, expires_at <= {now} AS expired,
 CASE WHEN state = 0 AND lease_until > {now} THEN {lease_left} ELSE 0 END AS lease_left,
+CASE WHEN state <> 0 AND expires_at > {now} AND expires_at < {never} THEN {expires_in} ELSE 0 END AS expires_in,
 coalesce(status, 0) AS status`
 )
 

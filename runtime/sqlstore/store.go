@@ -477,6 +477,7 @@ type record struct {
 	Lapsed      bool   `db:"lapsed"`
 	Expired     bool   `db:"expired"`
 	LeaseLeft   int64  `db:"lease_left"` // microseconds
+	ExpiresIn   int64  `db:"expires_in"` // microseconds
 	Status      int    `db:"status"`
 	Headers     []byte `db:"headers"`
 	Body        []byte `db:"body"`
@@ -490,6 +491,7 @@ func (r *record) row() (idempotency.Row, error) {
 		Expired:     r.Expired,
 		AtMostOnce:  r.AtMostOnce,
 		LeaseLeft:   time.Duration(r.LeaseLeft) * time.Microsecond,
+		ExpiresIn:   time.Duration(r.ExpiresIn) * time.Microsecond,
 		Attempt:     r.Attempt,
 	}
 	if len(r.ClaimID) != len(row.ID) || len(r.Owner) != len(row.Owner) {

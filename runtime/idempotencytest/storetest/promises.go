@@ -22,6 +22,7 @@ const (
 	sweepSparesLive      = "a sweep spares rows that are not expired"
 	oneTakeoverWins      = "of many takeovers of one claim one wins"
 	bytesComeBack        = "headers and body come back byte for byte"
+	settledRowsSayWhen   = "a settled row says how long it still lives"
 )
 
 var promises = []promise{
@@ -67,6 +68,7 @@ var promises = []promise{
 	{"an outcome that cannot be replayed is kept as such", notReplayable},
 	{"an unknown outcome never expires", unknownNeverExpires},
 	{"a time to live counts from completion", ttlCountsFromCompletion},
+	{settledRowsSayWhen, settledRowsExpireIn},
 	{bytesComeBack, fidelity},
 	{"a body of one mebibyte comes back", largeBody},
 
@@ -548,6 +550,59 @@ func ttlCountsFromCompletion(k *check) {
 	row := k.peek(c)
 	if row.Expired {
 		k.fail("the row expired before its time: %s", show(row))
+	}
+}
+
+func settledRowsExpireIn(k *check) {
+	// says checks what a row says that was settled no earlier than at began.
+	says := func(row idempotency.Row, c *idempotency.Claim, began time.Time) {
+		if row.ExpiresIn <= c.TTL-time.Since(began)-tick || row.ExpiresIn > c.TTL {
+			k.fail("a row that lives for %v says that it expires in %v: %s", c.TTL, row.ExpiresIn, show(row))
+		}
+	}
+	for _, state := range []idempotency.State{idempotency.Completed, idempotency.NotReplayable} {
+		c := newClaim()
+		k.win(c)
+		o := answer
+		o.State = state
+		began := time.Now()
+		row := k.trySettle(c, o)
+		says(row, c, began)
+		row = k.peek(c)
+		says(row, c, began)
+	}
+
+	// None lives longer than it says, and what is expired says nothing.
+	c := newClaim()
+	c.TTL = brief
+	k.win(c)
+	began := time.Now()
+	row := k.trySettle(c, answer)
+	says(row, c, began)
+	latest := began.Add(row.ExpiresIn)
+	for !row.Expired {
+		if time.Since(began) > patience {
+			k.fail("the row never became expired: %s", show(row))
+		}
+		asked := time.Now()
+		row = k.peek(c)
+		if until := asked.Add(row.ExpiresIn); row.ExpiresIn > 0 && until.After(latest) {
+			latest = until
+		}
+	}
+	if early := time.Until(latest); early > tick || row.ExpiresIn != 0 {
+		k.fail("a row expired %v before it said it would: %s", early, show(row))
+	}
+
+	held, unknown := newClaim(), newClaim()
+	held.AtMostOnce = true
+	k.win(held)
+	k.win(unknown)
+	k.settle(unknown, idempotency.Outcome{State: idempotency.Unknown})
+	for _, c := range []*idempotency.Claim{held, unknown} {
+		if row := k.peek(c); row.ExpiresIn != 0 {
+			k.fail("a row that does not expire says when: %s", show(row))
+		}
 	}
 }
 

@@ -30,6 +30,9 @@ const (
 	long = time.Hour
 	// brief is one that ends while a test waits for it.
 	brief = 20 * time.Millisecond
+	// tick is more than what a store's clock, which may tick in milliseconds,
+	// can be off by.
+	tick = 5 * time.Millisecond
 	// patience is how long a test waits for what must happen.
 	patience = 20 * time.Second
 )
@@ -261,8 +264,8 @@ func (k *check) sameBytes(what string, got, want []byte) {
 }
 
 func show(r idempotency.Row) string {
-	return fmt.Sprintf("{won %t, state %d, id %s, owner %x…, fingerprint %q, lapsed %t, expired %t, at most once %t, lease left %v, attempt %d, status %d}",
-		r.Won, r.State, r.ID, r.Owner[:4], r.Fingerprint, r.Lapsed, r.Expired, r.AtMostOnce, r.LeaseLeft, r.Attempt, r.Outcome.Status)
+	return fmt.Sprintf("{won %t, state %d, id %s, owner %x…, fingerprint %q, lapsed %t, expired %t, at most once %t, lease left %v, expires in %v, attempt %d, status %d}",
+		r.Won, r.State, r.ID, r.Owner[:4], r.Fingerprint, r.Lapsed, r.Expired, r.AtMostOnce, r.LeaseLeft, r.ExpiresIn, r.Attempt, r.Outcome.Status)
 }
 
 // together calls run n times at once and returns what it returned.

@@ -164,6 +164,18 @@ func (m roundsBody) Settle(ctx context.Context, c *idempotency.Claim, o idempote
 	return m.mutant.Settle(ctx, c, o)
 }
 
+// An everYoung says of every settled row that its whole time is still to come,
+// and more.
+type everYoung struct{ *mutant }
+
+func (m everYoung) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
+	row, err := m.mutant.Claim(ctx, c)
+	if row.ExpiresIn > 0 {
+		row.ExpiresIn += time.Hour
+	}
+	return row, err
+}
+
 func TestRejectsMutants(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -180,6 +192,7 @@ func TestRejectsMutants(t *testing.T) {
 		{"sweeps a live row", func() idempotency.Store { return sweepsLive{newMutant()} }, sweepSparesLive},
 		{"two winners of a takeover", func() idempotency.Store { return twoWinners{newMutant()} }, oneTakeoverWins},
 		{"rounds the body through json", func() idempotency.Store { return roundsBody{newMutant()} }, bytesComeBack},
+		{"says that rows live longer than they do", func() idempotency.Store { return everYoung{newMutant()} }, settledRowsSayWhen},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
