@@ -7,6 +7,7 @@ package generator
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
@@ -128,7 +129,7 @@ func prepare(spec *openapi3.T, cfg Config, operations []policy.Operation) error 
 	var findings document.Findings
 	var declared []stub.Endpoint
 	for _, op := range operations {
-		endpoint := stub.Endpoint{Method: op.Method, Path: op.Path, Header: op.Server.Header}
+		endpoint := stub.Endpoint{Method: op.Method, Place: op.Place, Header: op.Server.Header}
 		if !stub.Has(spec, endpoint) {
 			findings = append(findings, document.Finding{
 				Pos:     op.Pos,
@@ -200,15 +201,18 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 // guarded ones for the server, called ones for the client. Those that the
 // config's filters removed are in neither.
 func mapOperations(out *stub.Output, operations []policy.Operation) (guarded, called []mapped, err error) {
-	type endpoint struct{ method, path string }
+	type endpoint struct {
+		method string
+		place  document.Place
+	}
 	generated := map[endpoint]stub.Operation{}
 	handlers := map[string]bool{}
 	for _, op := range out.Operations {
-		generated[endpoint{op.Method, op.Path}] = op
+		generated[endpoint{op.Method, op.Place}] = op
 		handlers[op.Name] = handlers[op.Name] || !op.Alias
 	}
 	for _, op := range operations {
-		named, ok := generated[endpoint{op.Method, op.Path}]
+		named, ok := generated[endpoint{op.Method, op.Place}]
 		if !ok {
 			continue
 		}
@@ -250,19 +254,24 @@ func serverFamily(generate codegen.GenerateOptions) *model.Family {
 	return nil
 }
 
+// kinds are those of operations, in the order in which they are added.
+var kinds = []string{document.Path, document.Webhook, document.Callback}
+
+// ofKind returns the operations of a kind.
+func ofKind(operations []mapped, kind string) []mapped {
+	return slices.DeleteFunc(slices.Clone(operations), func(op mapped) bool { return op.Place.Kind != kind })
+}
+
 func addServer(cfg Config, file *weave.File, family model.Family, operations []mapped) (string, error) {
 	m := &model.Server{
-		Family:        family.Name,
-		Native:        family.Native,
-		Fiber:         family.Fiber,
-		Extension:     cfg.Idempotency.Extension,
-		Time:          file.Import("time"),
-		Idempotency:   file.Import(idempotencyPackage),
-		GuardedServer: file.Declare("GuardedServer"),
-		GuardServer:   file.Declare("GuardServer"),
-		PrincipalFrom: file.Declare("PrincipalFrom"),
+		Family:      family.Name,
+		Native:      family.Native,
+		Fiber:       family.Fiber,
+		Extension:   cfg.Idempotency.Extension,
+		Time:        file.Import("time"),
+		Idempotency: file.Import(idempotencyPackage),
 	}
-	m.Embedded, m.Alias = file.Embedded()
+	m.PrincipalFrom = file.Declare("PrincipalFrom")
 	if family.Glue {
 		m.Context = file.Import("context")
 		m.Glue = file.Declare("guardOperation")
@@ -270,15 +279,28 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 	if family.Name == model.Iris.Name {
 		m.IrisContext = file.Import("github.com/kataras/iris/v12/context")
 	}
-	for _, op := range operations {
-		params, err := file.ServerMethod(op.stub.Name)
-		if err != nil {
-			return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+	for _, kind := range kinds {
+		of := ofKind(operations, kind)
+		if len(of) == 0 {
+			continue
 		}
-		m.Add(family, op.Operation, file.Declare("idempotencyPolicy"+op.stub.Name), op.stub.Name, params)
-	}
-	if err := file.Guard(m.Idempotency, m.GuardedServer, m.GuardServer); err != nil {
-		return "", err
+		name := "Server"
+		if kind != document.Path {
+			name = stub.Prefix(kind) + "Receiver"
+		}
+		server := &model.Guarded{Interface: name + "Interface", Type: file.Declare("Guarded" + name), Guard: file.Declare("Guard" + name)}
+		server.Embedded, server.Alias = file.Embedded(server.Interface)
+		m.Servers = append(m.Servers, server)
+		for _, op := range of {
+			params, err := file.Method(server.Interface, op.stub.Name)
+			if err != nil {
+				return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+			}
+			m.Add(family, server, op.Operation, file.Declare("idempotencyPolicy"+op.stub.Name), op.stub.Name, params)
+		}
+		if err := file.Guard(server.Interface, m.Idempotency, server.Type, server.Guard); err != nil {
+			return "", err
+		}
 	}
 	return render.Server(m)
 }
@@ -288,20 +310,34 @@ func addClient(cfg Config, file *weave.File, operations []mapped) (string, error
 		Extension:        cfg.Idempotency.Extension,
 		Time:             file.Import("time"),
 		IdempotentClient: file.Import(idempotentClientPackage),
-		WithIdempotency:  file.Declare("WithIdempotency"),
-		ClientType:       cfg.OutputOptions.ClientTypeName,
 		Field:            "idempotency",
 	}
-	orDefault(&m.ClientType, "Client")
-	if err := file.ClientField(m.ClientType, m.Field, m.IdempotentClient+".Config"); err != nil {
-		return "", err
-	}
-	for _, op := range operations {
-		variable := file.Declare("idempotencyCall" + op.stub.ClientName)
-		m.Add(op.Operation, variable)
-		for _, method := range op.stub.ClientMethods {
-			if err := file.Key(m.ClientType, method, m.Field, variable); err != nil {
-				return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+	for _, kind := range kinds {
+		of := ofKind(operations, kind)
+		if len(of) == 0 {
+			continue
+		}
+		prefix := stub.Prefix(kind)
+		client := model.Caller{
+			Type:            prefix + "Initiator",
+			Option:          prefix + "InitiatorOption",
+			WithIdempotency: file.Declare("With" + prefix + "Idempotency"),
+		}
+		if kind == document.Path {
+			client.Type, client.Option = cfg.OutputOptions.ClientTypeName, "ClientOption"
+			orDefault(&client.Type, "Client")
+		}
+		m.Clients = append(m.Clients, client)
+		if err := file.ClientField(client.Type, m.Field, m.IdempotentClient+".Config"); err != nil {
+			return "", err
+		}
+		for _, op := range of {
+			variable := file.Declare("idempotencyCall" + op.stub.ClientName)
+			m.Add(op.Operation, variable)
+			for _, method := range op.stub.ClientMethods {
+				if err := file.Key(client.Type, method, m.Field, variable); err != nil {
+					return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
+				}
 			}
 		}
 	}

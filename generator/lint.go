@@ -101,11 +101,8 @@ var keyHeaders = []string{strings.ToLower(wire.HeaderKey), "x-idempotency-key", 
 // references lead to it.
 func newLinted(doc *document.Document, op policy.Operation) linted {
 	method := strings.ToLower(op.Method)
-	item := doc.Root().Field("paths").Get(op.Path)
-	for item.Field(method) == nil {
-		item, _ = doc.Step(item)
-	}
-	l := linted{Operation: op, node: item.Field(method)}
+	item, node := find(doc, op.Place, method)
+	l := linted{Operation: op, node: node}
 	for _, parameters := range []*document.Node{l.node.Field("parameters"), item.Field("parameters")} {
 		if parameters == nil {
 			continue
@@ -123,6 +120,25 @@ func newLinted(doc *document.Document, op policy.Operation) linted {
 		}
 	}
 	return l
+}
+
+// find returns the path item at a place, where its references lead, and its
+// operation.
+func find(doc *document.Document, at document.Place, method string) (item, operation *document.Node) {
+	switch at.Kind {
+	case document.Path:
+		item = doc.Root().Field("paths").Get(at.Name)
+	case document.Webhook:
+		item = doc.Root().Field("webhooks").Get(at.Name)
+	case document.Callback:
+		_, parent := find(doc, document.Place{Kind: document.Path, Name: at.Path}, strings.ToLower(at.Method))
+		callback, _ := doc.Follow(parent.Field("callbacks").Get(at.Name))
+		item = callback.Get(at.URL)
+	}
+	for item.Field(method) == nil {
+		item, _ = doc.Step(item)
+	}
+	return item, item.Field(method)
 }
 
 // idempotent reports whether HTTP calls the operation's method idempotent

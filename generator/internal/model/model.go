@@ -49,13 +49,21 @@ type Server struct {
 	// Names of imports.
 	Idempotency, Time, Context, IrisContext string
 	// Names of declarations.
-	GuardedServer, GuardServer, PrincipalFrom, Glue string
-	// Embedded is the name by which the guarded server embeds ServerInterface;
-	// Alias is the same if it is one to be declared, else empty.
-	Embedded, Alias string
+	PrincipalFrom, Glue string
 
+	Servers  []*Guarded
 	Policies []Policy
 	Methods  []Method
+}
+
+// Guarded is an interface of handlers with the guard in front of it.
+type Guarded struct {
+	// Names of oapi-codegen's interface, of the guarded type and of what makes one.
+	Interface, Type, Guard string
+	// Embedded is the name by which the guarded type embeds the interface; Alias
+	// is the same if it is one to be declared, else empty.
+	Embedded, Alias string
+	Policies        []string // their variables
 }
 
 // A Policy is one row of the policy table. All but Var and Summary are Go
@@ -81,9 +89,10 @@ type Method struct {
 }
 
 // Add adds a guarded operation: policy variable, handler name and parameters as
-// in ServerInterface.
-func (s *Server) Add(family Family, op policy.Operation, variable, name string, params []weave.Param) {
+// in the interface of g, which is one of s.Servers.
+func (s *Server) Add(family Family, g *Guarded, op policy.Operation, variable, name string, params []weave.Param) {
 	s.Policies = append(s.Policies, s.policy(op, variable))
+	g.Policies = append(g.Policies, variable)
 
 	inUse := map[string]bool{s.Idempotency: true, s.Glue: true, variable: true}
 	for _, name := range family.Own {
@@ -102,7 +111,7 @@ func (s *Server) Add(family Family, op policy.Operation, variable, name string, 
 		declared[i], args[i] = p.Name+" "+p.Type, p.Name
 	}
 	s.Methods = append(s.Methods, Method{
-		Name: name, Operation: operation(op), Policy: variable, GuardedServer: s.GuardedServer, Embedded: s.Embedded, Glue: s.Glue,
+		Name: name, Operation: operation(op), Policy: variable, GuardedServer: g.Type, Embedded: g.Embedded, Glue: s.Glue,
 		Params: strings.Join(declared, ", "), Args: strings.Join(args, ", "),
 	})
 }
@@ -170,10 +179,15 @@ func summary(p policy.Server) string {
 
 // Client is the section of a client.
 type Client struct {
-	Extension                                                  string
-	IdempotentClient, Time, WithIdempotency, ClientType, Field string
-	Calls                                                      []Call
+	Extension                     string
+	IdempotentClient, Time, Field string
+	Clients                       []Caller
+	Calls                         []Call
 }
+
+// A Caller is a type whose methods call, with the type of its options and the
+// name of the one that says how.
+type Caller struct{ Type, Option, WithIdempotency string }
 
 // A Call is how one operation is called. All but Var are Go expressions.
 type Call struct {

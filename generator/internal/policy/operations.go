@@ -21,17 +21,17 @@ var safe = map[string]bool{"get": true, "head": true, "options": true, "trace": 
 // does not call idempotent.
 var inheriting = map[string]bool{"post": true, "patch": true}
 
-// A pathContext is what the operations of one path share.
+// A pathContext is what the operations of one path item share.
 type pathContext struct {
-	path    string
+	place   document.Place
 	aliasOf string
 	item    *document.Node // where a $ref leads
 	above   *annotation    // the path item's, or nil
 }
 
-func (r *resolver) pathItem(at *document.Member) []Operation {
-	ctx := pathContext{path: at.Name}
-	item := at.Value
+func (r *resolver) pathItem(place document.Place, at *document.Node) []Operation {
+	ctx := pathContext{place: place}
+	item := at
 	seen := make(map[*document.Node]bool)
 	for item.Kind == document.Object && item.Ref() != nil {
 		ref := item.Ref()
@@ -46,7 +46,7 @@ func (r *resolver) pathItem(at *document.Member) []Operation {
 			return nil // a circle, without operations
 		}
 		seen[item] = true
-		if rest, ok := strings.CutPrefix(ref.Value, "#/paths/"); ok && item == at.Value {
+		if rest, ok := strings.CutPrefix(ref.Value, "#/paths/"); ok && item == at && place.Kind == document.Path {
 			ctx.aliasOf = aliased(rest)
 		}
 		target, err := r.doc.Step(item)
@@ -72,12 +72,47 @@ func (r *resolver) pathItem(at *document.Member) []Operation {
 			continue
 		}
 		reaches = reaches || inheriting[method]
-		operations = append(operations, r.operation(&ctx, method, m))
+		op := r.operation(&ctx, method, m)
+		operations = append(operations, op)
+		if place.Kind == document.Path {
+			operations = append(operations, r.callbacks(op, m.Value.Field("callbacks"))...)
+		}
 	}
 	if ctx.above != nil && !reaches {
 		r.reject(ctx.above.pos, "%s on a path item reaches its POST and PATCH only, and this one has neither; write it on the operation", r.cfg.Extension)
 	}
 	r.items = append(r.items, item)
+	return operations
+}
+
+// callbacks resolves the operations of the callbacks that op has.
+func (r *resolver) callbacks(op Operation, callbacks *document.Node) []Operation {
+	if callbacks == nil {
+		return nil
+	}
+	r.expanded[callbacks] = true
+	var operations []Operation
+	for i := range callbacks.Members {
+		m := &callbacks.Members[i]
+		callback, err := r.doc.Follow(m.Value)
+		if err != nil {
+			r.findings = append(r.findings, err.(document.Findings)...)
+			continue
+		}
+		if callbacks.Member(m.Name) != m || callback == nil {
+			continue
+		}
+		r.items = append(r.items, callback)
+		for i := range callback.Members {
+			item := &callback.Members[i]
+			if strings.HasPrefix(item.Name, "x-") || callback.Member(item.Name) != item {
+				continue
+			}
+			operations = append(operations, r.pathItem(document.Place{
+				Kind: document.Callback, Name: m.Name, Method: op.Method, Path: op.Path, URL: item.Name,
+			}, item.Value)...)
+		}
+	}
 	return operations
 }
 
@@ -108,7 +143,7 @@ func replaced(item *document.Node) bool {
 func (r *resolver) operation(ctx *pathContext, method string, at *document.Member) Operation {
 	node := at.Value
 	verb := strings.ToUpper(method)
-	plain := Operation{Method: verb, Path: ctx.path, AliasOf: ctx.aliasOf, Kind: "path", Secured: r.secured(node)}
+	plain := Operation{Method: verb, Path: ctx.place.String(), Place: ctx.place, AliasOf: ctx.aliasOf, Secured: r.secured(node)}
 	if id := node.Field("operationId"); id != nil && id.Kind == document.String {
 		plain.OperationID = id.Value
 	}
@@ -127,7 +162,7 @@ func (r *resolver) operation(ctx *pathContext, method string, at *document.Membe
 	switch {
 	case applied == nil:
 		if inheriting[method] && r.cfg.Unannotated == "reject" {
-			r.reject(at.Pos, "%s %s has no %s; write true, false or a policy", verb, ctx.path, r.cfg.Extension)
+			r.reject(at.Pos, "%s %s has no %s; write true, false or a policy", verb, plain.Path, r.cfg.Extension)
 		}
 		return plain
 	case applied.off, applied.broken:

@@ -24,10 +24,10 @@ type Config struct {
 
 // An Operation is one operation with its resolved policy, if it has one.
 type Operation struct {
-	Method, Path string            // "POST", "/orders/{id}"
+	Method, Path string            // "POST", "/orders/{id}", or in words the webhook or callback
+	Place        document.Place    // of its path item
 	OperationID  string            // as in the document, "" if it has none
 	Pos          document.Position // of the annotation, or of what made it apply; zero if nothing did
-	Kind         string            // "path": webhooks and callbacks cannot be annotated yet
 	AliasOf      string            // the path whose item this one is (`$ref: '#/paths/…'`), or ""
 	Natural      bool              // idempotent by itself: not guarded, and safe to send again
 	Secured      bool              // every alternative of its security names a scheme
@@ -107,7 +107,7 @@ func (o Origin) String() string {
 // annotations; there are no operations then.
 func Resolve(doc *document.Document, cfg Config) ([]Operation, error) {
 	cfg.Extension = cmp.Or(cfg.Extension, Extension)
-	r := &resolver{doc: doc, cfg: cfg, read: make(map[*document.Node]bool)}
+	r := &resolver{doc: doc, cfg: cfg, read: make(map[*document.Node]bool), expanded: make(map[*document.Node]bool)}
 	operations := r.document()
 	if len(r.findings) > 0 {
 		return nil, r.findings.Sorted()

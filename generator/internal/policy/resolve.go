@@ -31,6 +31,7 @@ type resolver struct {
 	cfg      Config
 	findings document.Findings
 	read     map[*document.Node]bool // the objects whose annotation has been read
+	expanded map[*document.Node]bool // the callbacks whose operations have been resolved
 	root     *annotation             // nil: none
 	profiles map[string]layer
 	within   string           // what stands between the extension and a field in messages
@@ -85,7 +86,15 @@ func (r *resolver) document() []Operation {
 		if strings.HasPrefix(m.Name, "x-") || paths.Member(m.Name) != m {
 			continue
 		}
-		operations = append(operations, r.pathItem(m)...)
+		operations = append(operations, r.pathItem(document.Place{Kind: document.Path, Name: m.Name}, m.Value)...)
+	}
+	webhooks := root.Field("webhooks")
+	for i := range members(webhooks) {
+		m := &webhooks.Members[i]
+		if m.Name == r.cfg.Extension || webhooks.Member(m.Name) != m {
+			continue
+		}
+		operations = append(operations, r.pathItem(document.Place{Kind: document.Webhook, Name: m.Name}, m.Value)...)
 	}
 	s := strays{r, make(map[visit]bool)}
 	for _, item := range append(r.items, root) {

@@ -58,7 +58,7 @@ paths:
 	}
 	got.Origins = nil
 	want := policy.Operation{
-		Method: "POST", Path: "/orders/{id}", OperationID: "createOrder", Kind: "path",
+		Method: "POST", Path: "/orders/{id}", OperationID: "createOrder", Place: document.Place{Kind: document.Path, Name: "/orders/{id}"},
 		Pos: document.Position{File: "spec.yaml", Line: 6, Column: 7},
 		Server: policy.Server{
 			Header: wire.HeaderKey, OnMissing: wire.DefaultOnMissing, OnMismatch: wire.DefaultOnMismatch,

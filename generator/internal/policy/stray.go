@@ -22,8 +22,7 @@ type visit struct {
 
 // unsupported are the fields beneath which no annotation can be honoured.
 var unsupported = map[string]string{
-	"webhooks":             "a webhook, whose sender is a client of its own",
-	"callbacks":            "a callback, whose sender is a client of its own",
+	"callbacks":            "a callback that no operation under paths has, for which oapi-codegen generates no code",
 	"query":                "a query operation, for which oapi-codegen generates no code",
 	"additionalOperations": "an additional operation, for which oapi-codegen generates no code",
 }
@@ -35,7 +34,7 @@ var (
 	free = map[string]bool{
 		"headers": true, "properties": true, "patternProperties": true, "dependentSchemas": true, "$defs": true,
 		"definitions": true, "schemas": true, "parameters": true, "responses": true, "requestBodies": true,
-		"securitySchemes": true, "links": true, "callbacks": true, "webhooks": true, "content": true,
+		"securitySchemes": true, "links": true, "content": true,
 		"mediaTypes": true, "encoding": true, "variables": true, "mapping": true, "scopes": true,
 	}
 	opaque = map[string]bool{
@@ -71,6 +70,8 @@ func (s *strays) object(n *document.Node, in string) {
 					s.object(named.Value, cmp.Or(unsupported[m.Name], in))
 				}
 			}
+		case s.r.expanded[m.Value]:
+			s.object(m.Value, in)
 		default:
 			s.object(m.Value, cmp.Or(unsupported[m.Name], in))
 		}
@@ -84,9 +85,10 @@ func (s *strays) found(owner *document.Node, m *document.Member, in string) bool
 		return s.r.misspelt(owner, m)
 	}
 	switch {
+	case s.r.read[owner]:
 	case in != "":
 		s.r.reject(m.Pos, "%s is not supported on %s; remove it", m.Name, in)
-	case !s.r.read[owner]:
+	default:
 		s.r.reject(m.Pos, "%s has no effect here; write it on an operation, on a path item under paths, or at the document root", m.Name)
 	}
 	return true

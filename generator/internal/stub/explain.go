@@ -78,7 +78,7 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 	if c, ok := failedComponent(n.components, line); ok {
 		finding.Pos, what = c.pos, c.String()
 	} else if e, op := failedOperation(spec, line); op != nil {
-		finding.Pos, what = position(op), e.Method+" "+e.Path
+		finding.Pos, what = position(op), e.Method+" "+e.Place.String()
 		if id := n.operations[op]; id != "" {
 			otherwise = fmt.Sprintf(`; mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
 		}
@@ -150,7 +150,7 @@ var operationPath = regexp.MustCompile(`\b([A-Z]+) path "(/[^"]*)"`)
 // fails on.
 func failedOperation(spec *openapi3.T, line string) (Endpoint, *openapi3.Operation) {
 	if m := operationPath.FindStringSubmatch(line); m != nil {
-		if e := (Endpoint{Method: m[1], Path: m[2]}); Has(spec, e) {
+		if e := (Endpoint{Method: m[1], Place: document.Place{Kind: document.Path, Name: m[2]}}); Has(spec, e) {
 			return e, operation(spec, e)
 		}
 	}
@@ -163,7 +163,7 @@ func failedOperation(spec *openapi3.T, line string) (Endpoint, *openapi3.Operati
 			alone := *spec
 			alone.Paths = openapi3.NewPaths(openapi3.WithPath(path, item))
 			if _, err := operationDefinitions(&alone); err != nil && strings.Contains(line, err.Error()) {
-				return Endpoint{Method: method, Path: path}, op
+				return Endpoint{Method: method, Place: document.Place{Kind: document.Path, Name: path}}, op
 			}
 		}
 	}
@@ -264,8 +264,8 @@ func (o *Output) Redeclared(err error) error {
 // this name.
 func (o *Output) calls(name string) string {
 	for _, op := range o.Operations {
-		if op.ClientName == name {
-			return op.Method + " " + op.Path
+		if op.Place.Kind == document.Path && op.ClientName == name {
+			return op.Method + " " + op.Place.String()
 		}
 	}
 	return ""

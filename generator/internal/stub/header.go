@@ -1,16 +1,23 @@
 package stub
 
 import (
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 )
 
 // An Endpoint names one operation of a document and the header field that
 // carries its key.
-type Endpoint struct{ Method, Path, Header string }
+type Endpoint struct {
+	Method string
+	Place  document.Place
+	Header string
+}
 
 // RelaxHeader makes the header parameter that declares the key an optional
 // plain string, on these operations only: the guard answers for a missing or
@@ -25,7 +32,7 @@ func RelaxHeader(spec *openapi3.T, endpoints []Endpoint) {
 		return slices.ContainsFunc(users[p], func(op *openapi3.Operation) bool { return !annotated[op] })
 	}
 	for _, e := range endpoints {
-		item, op := spec.Paths.Value(e.Path), operation(spec, e)
+		item, op := pathItem(spec, e.Place), operation(spec, e)
 		for i, ref := range op.Parameters {
 			if !declares(ref, e.Header) {
 				continue
@@ -54,7 +61,7 @@ func RelaxHeader(spec *openapi3.T, endpoints []Endpoint) {
 // StripHeader removes that parameter from these operations.
 func StripHeader(spec *openapi3.T, endpoints []Endpoint) {
 	for _, e := range endpoints {
-		item, op := spec.Paths.Value(e.Path), operation(spec, e)
+		item, op := pathItem(spec, e.Place), operation(spec, e)
 		declared := func(ref *openapi3.ParameterRef) bool { return declares(ref, e.Header) }
 		op.Parameters = slices.DeleteFunc(op.Parameters, declared)
 		for _, ref := range item.Parameters {
@@ -87,14 +94,60 @@ func declares(ref *openapi3.ParameterRef, header string) bool {
 		http.CanonicalHeaderKey(ref.Value.Name) == http.CanonicalHeaderKey(header)
 }
 
+// pathItem returns the path item at a place, or nil.
+func pathItem(spec *openapi3.T, at document.Place) *openapi3.PathItem {
+	switch at.Kind {
+	case document.Webhook:
+		return spec.Webhooks[at.Name]
+	case document.Callback:
+		parent := operation(spec, Endpoint{Method: at.Method, Place: document.Place{Kind: document.Path, Name: at.Path}})
+		if parent == nil || parent.Callbacks[at.Name] == nil || parent.Callbacks[at.Name].Value == nil {
+			return nil
+		}
+		return parent.Callbacks[at.Name].Value.Value(at.URL)
+	}
+	return spec.Paths.Value(at.Name)
+}
+
+// operation returns the operation that e names, or nil.
 func operation(spec *openapi3.T, e Endpoint) *openapi3.Operation {
-	return spec.Paths.Value(e.Path).Operations()[e.Method]
+	item := pathItem(spec, e.Place)
+	if item == nil {
+		return nil
+	}
+	return item.Operations()[e.Method]
+}
+
+// places lists where the document has path items that oapi-codegen generates
+// code for, in the order in which it does.
+func places(spec *openapi3.T) []document.Place {
+	var paths, webhooks, callbacks []document.Place
+	for _, path := range slices.Sorted(maps.Keys(spec.Paths.Map())) {
+		paths = append(paths, document.Place{Kind: document.Path, Name: path})
+		operations := spec.Paths.Value(path).Operations()
+		for _, method := range slices.Sorted(maps.Keys(operations)) {
+			for _, name := range slices.Sorted(maps.Keys(operations[method].Callbacks)) {
+				callback := operations[method].Callbacks[name]
+				if callback == nil || callback.Value == nil {
+					continue
+				}
+				for _, url := range slices.Sorted(maps.Keys(callback.Value.Map())) {
+					callbacks = append(callbacks, document.Place{Kind: document.Callback, Name: name, Method: method, Path: path, URL: url})
+				}
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(spec.Webhooks)) {
+		webhooks = append(webhooks, document.Place{Kind: document.Webhook, Name: name})
+	}
+	return slices.Concat(paths, webhooks, callbacks)
 }
 
 // parameterUsers lists the operations that each parameter applies to.
 func parameterUsers(spec *openapi3.T) map[*openapi3.Parameter][]*openapi3.Operation {
 	users := map[*openapi3.Parameter][]*openapi3.Operation{}
-	for _, item := range spec.Paths.Map() {
+	for _, place := range places(spec) {
+		item := pathItem(spec, place)
 		for _, op := range item.Operations() {
 			for _, ref := range slices.Concat(op.Parameters, item.Parameters) {
 				users[ref.Value] = append(users[ref.Value], op)
@@ -105,7 +158,4 @@ func parameterUsers(spec *openapi3.T) map[*openapi3.Parameter][]*openapi3.Operat
 }
 
 // Has reports whether the document, as kin-openapi reads it, has e.
-func Has(spec *openapi3.T, e Endpoint) bool {
-	item := spec.Paths.Value(e.Path)
-	return item != nil && item.Operations()[e.Method] != nil
-}
+func Has(spec *openapi3.T, e Endpoint) bool { return operation(spec, e) != nil }

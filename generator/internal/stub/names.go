@@ -11,21 +11,33 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 )
 
+// A definition is what oapi-codegen made of one operation.
+type definition struct {
+	codegen.OperationDefinition
+	place document.Place
+}
+
 // clashes finds operations that oapi-codegen gives one Go name. It emits both,
-// and the result does not compile.
-func clashes(definitions []codegen.OperationDefinition) error {
-	first := map[string]codegen.OperationDefinition{}
+// and the result does not compile; nor does it for webhooks and for callbacks if
+// it emits functions.
+func clashes(definitions []definition, functions bool) error {
+	type name struct{ kind, operationID string }
+	first := map[name]definition{}
 	var findings document.Findings
 	for _, d := range definitions {
-		seen, clash := first[d.OperationId]
+		if d.place.Kind != document.Path && !functions {
+			continue
+		}
+		called := name{d.place.Kind, d.OperationId}
+		seen, clash := first[called]
 		if !clash {
-			first[d.OperationId] = d
+			first[called] = d
 			continue
 		}
 		findings = append(findings, document.Finding{
 			Pos: position(d.Spec),
 			Message: fmt.Sprintf("%s %s and %s %s (%s) are both called %s in Go; give each an operationId of its own",
-				d.Method, d.Path, seen.Method, seen.Path, position(seen.Spec), d.OperationId),
+				d.Method, d.place, seen.Method, seen.place, position(seen.Spec), d.OperationId),
 		})
 	}
 	if findings == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
 
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
 
@@ -34,15 +35,18 @@ type Output struct {
 
 // An Operation is one operation as oapi-codegen named it.
 type Operation struct {
-	Method, Path string
-	// Name is the name of its method on ServerInterface.
+	Method string
+	Place  document.Place
+	// Name is the name of its method on ServerInterface, or on the interface
+	// that receives webhooks or callbacks.
 	Name string
 	// Alias is set when its path is only another name of a path that has the
 	// server method: Name is then that one's.
 	Alias bool
 	// ClientName is Name, or of an alias the name of its client methods.
 	ClientName string
-	// ClientMethods are the names of its methods on the client.
+	// ClientMethods are the names of its methods on the client, or on the
+	// initiator of webhooks or callbacks.
 	ClientMethods []string
 }
 
@@ -61,8 +65,8 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 	given := namesOf(spec)
 	source, err := survive(func() (string, error) { return codegen.Generate(spec, opts) })
 	given.inGo()
-	definitions, definitionsErr := operationDefinitions(spec)
-	if clash := clashes(definitions); clash != nil {
+	definitions, definitionsErr := definitionsOf(spec)
+	if clash := clashes(definitions, emitsFunctions(opts.Generate)); clash != nil {
 		return nil, clash // the cause, where err is one of its consequences
 	}
 	if err = cmp.Or(err, definitionsErr); err != nil {
@@ -83,10 +87,14 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 	for _, d := range definitions {
 		op := Operation{
 			Method:     d.Method,
-			Path:       d.Path,
+			Place:      d.place,
 			Name:       d.HandlerName(),
 			Alias:      d.IsAlias,
 			ClientName: d.OperationId,
+		}
+		if prefix := Prefix(d.place.Kind); prefix != "" {
+			op.Name = "Handle" + d.OperationId + prefix
+			op.ClientName += prefix
 		}
 		if d.HasBody() {
 			op.ClientMethods = append(op.ClientMethods, d.OperationId+"WithBody")
@@ -100,10 +108,62 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 		}
 		out.Operations = append(out.Operations, op)
 		for _, p := range d.PathParams {
-			out.parameters = append(out.parameters, parameter{p.ParamName, p.GoVariableName(), d.Method + " " + d.Path, at(p.Spec.Origin)})
+			out.parameters = append(out.parameters, parameter{p.ParamName, p.GoVariableName(), d.Method + " " + d.place.String(), at(p.Spec.Origin)})
 		}
 	}
 	return out, nil
+}
+
+// Prefix begins the names of what oapi-codegen emits for a kind of operation,
+// such as WebhookInitiator; empty for those of paths.
+func Prefix(kind string) string {
+	switch kind {
+	case document.Webhook:
+		return "Webhook"
+	case document.Callback:
+		return "Callback"
+	}
+	return ""
+}
+
+// emitsFunctions reports whether more than types are generated.
+func emitsFunctions(g codegen.GenerateOptions) bool {
+	return g.Client || g.StdHTTPServer || g.ChiServer || g.GorillaServer || g.EchoServer || g.Echo5Server ||
+		g.GinServer || g.FiberServer || g.FiberV3Server || g.IrisServer
+}
+
+// definitionsOf returns what oapi-codegen made of all operations.
+func definitionsOf(spec *openapi3.T) ([]definition, error) {
+	paths, err := operationDefinitions(spec)
+	if err != nil {
+		return nil, err
+	}
+	var all []definition
+	for _, d := range paths {
+		all = append(all, definition{d, document.Place{Kind: document.Path, Name: d.Path}})
+	}
+	webhooks, err := survive(func() ([]codegen.OperationDefinition, error) { return codegen.WebhookOperationDefinitions(spec) })
+	if err != nil {
+		return all, err
+	}
+	for _, d := range webhooks {
+		all = append(all, definition{d, document.Place{Kind: document.Webhook, Name: d.WebhookName}})
+	}
+	callbacks, err := survive(func() ([]codegen.OperationDefinition, error) { return codegen.CallbackOperationDefinitions(spec) })
+	if err != nil {
+		return all, err
+	}
+	// They do not say which operation has them, but are in the order of places.
+	for _, place := range places(spec) {
+		if place.Kind != document.Callback {
+			continue
+		}
+		for range pathItem(spec, place).Operations() {
+			all = append(all, definition{callbacks[0], place})
+			callbacks = callbacks[1:]
+		}
+	}
+	return all, nil
 }
 
 func operationDefinitions(spec *openapi3.T) ([]codegen.OperationDefinition, error) {

@@ -13,6 +13,7 @@ import (
 	"text/template"
 	"time"
 
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 	"github.com/oapi-idempotent/oapi-idempotent/templates"
@@ -47,7 +48,8 @@ type Retry struct{ MaxAttempts, Base, Max, MaxElapsed string }
 // bodyLimit is how many bytes of a body are held in memory, as in Go's client.
 const bodyLimit = 1 << 20
 
-// New returns the module of operations.
+// New returns the module of operations. Those of webhooks and callbacks are none:
+// their URLs are not the document's.
 func New(version, extension string, operations []policy.Operation) *Module {
 	m := &Module{
 		Version: version, Extension: extension,
@@ -60,7 +62,7 @@ func New(version, extension string, operations []policy.Operation) *Module {
 		m.Codes = append(m.Codes, quote(code))
 	}
 	// A concrete path goes before a template that it matches.
-	operations = slices.Clone(operations)
+	operations = slices.DeleteFunc(slices.Clone(operations), func(op policy.Operation) bool { return op.Place.Kind != document.Path })
 	slices.SortStableFunc(operations, func(a, b policy.Operation) int {
 		return cmp.Compare(strings.Count(a.Path, "{"), strings.Count(b.Path, "{"))
 	})

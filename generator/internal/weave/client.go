@@ -14,7 +14,7 @@ func (f *File) ClientField(clientType, name, fieldType string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("no struct %s was found in oapi-codegen's output, so its calls would carry no key; if user-templates replace client.tmpl, they must keep it", clientType)
+	return fmt.Errorf("no struct %s was found in oapi-codegen's output, so its calls would carry no key; if user-templates replace its template, they must keep it", clientType)
 }
 
 // Key makes a client method attach the key before the request editors run, and
@@ -45,7 +45,7 @@ func (f *File) Key(clientType, method, field, operation string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the client has no method %s that sends its request as oapi-codegen's does, so its calls would carry no key; if user-templates replace client.tmpl, they must keep `req = req.WithContext(ctx)` and `return c.Client.Do(req)`", method)
+	return fmt.Errorf("%s has no method %s that sends its request as oapi-codegen's does, so its calls would carry no key; if user-templates replace its template, they must keep `req = req.WithContext(ctx)` and `return c.Client.Do(req)`", clientType, method)
 }
 
 func isReceiver(fn *ast.FuncDecl, name string) bool {

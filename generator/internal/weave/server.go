@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"go/ast"
 	"slices"
+	"strings"
 )
 
 // Names in oapi-codegen's templates.
@@ -14,21 +15,27 @@ const (
 	wrapperField    = "Handler"
 )
 
-// ErrNoRegistration says that the file has nothing to put the guard into.
-var ErrNoRegistration = errors.New("no function that registers a ServerInterface was found in oapi-codegen's output, so nothing would be guarded; if user-templates replace its server templates, they must keep ServerInterface, ServerInterfaceWrapper.Handler and functions that take a ServerInterface")
+// noRegistration says that the file has nothing to put the guard of an interface
+// into.
+func noRegistration(handlers string) error {
+	if handlers != serverInterface {
+		return fmt.Errorf("no function that takes a %s was found in oapi-codegen's output, so nothing would be guarded; if user-templates replace its receiver templates, they must keep %s and functions that take one", handlers, handlers)
+	}
+	return errors.New("no function that registers a ServerInterface was found in oapi-codegen's output, so nothing would be guarded; if user-templates replace its server templates, they must keep ServerInterface, ServerInterfaceWrapper.Handler and functions that take a ServerInterface")
+}
 
 // A Param is one parameter of a function.
 type Param struct{ Name, Type string }
 
-// ServerMethod returns the parameters of a method of ServerInterface.
-func (f *File) ServerMethod(name string) ([]Param, error) {
-	spec := f.typeSpec(serverInterface)
+// Method returns the parameters of a method of an interface of handlers.
+func (f *File) Method(handlers, name string) ([]Param, error) {
+	spec := f.typeSpec(handlers)
 	if spec == nil {
-		return nil, ErrNoRegistration
+		return nil, noRegistration(handlers)
 	}
 	methods, ok := spec.Type.(*ast.InterfaceType)
 	if !ok {
-		return nil, ErrNoRegistration
+		return nil, noRegistration(handlers)
 	}
 	for _, method := range methods.Methods.List {
 		signature, ok := method.Type.(*ast.FuncType)
@@ -43,41 +50,48 @@ func (f *File) ServerMethod(name string) ([]Param, error) {
 		}
 		return params, nil
 	}
-	return nil, fmt.Errorf("ServerInterface has no method %s, so the operation cannot be guarded", name)
+	return nil, fmt.Errorf("%s has no method %s, so the operation cannot be guarded", handlers, name)
 }
 
-// Embedded returns the name by which a struct can embed ServerInterface. Where a
-// method of that name is in the way it is that of an alias, to be declared.
-func (f *File) Embedded() (name, alias string) {
-	if _, err := f.ServerMethod(serverInterface); err != nil {
-		return serverInterface, ""
+// Embedded returns the name by which a struct can embed an interface of
+// handlers. Where a method of that name is in the way it is that of an alias, to
+// be declared.
+func (f *File) Embedded(handlers string) (name, alias string) {
+	if _, err := f.Method(handlers, handlers); err != nil {
+		return handlers, ""
 	}
-	alias = f.Declare("serverInterface")
+	alias = f.Declare(strings.ToLower(handlers[:1]) + handlers[1:])
 	return alias, alias
 }
 
-// Guard makes every function that takes a ServerInterface take a guard behind
-// it, and every wrapper hold what guardServer makes of the two. Handlers that
+// Guard makes every function that takes handlers, an interface, take a guard
+// behind it, and reach them only through what guardServer makes of the two: by
+// the wrapper that a ServerInterface has, else from the start. Handlers that
 // would be reached past the guard are an error that quotes the line.
-func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
-	if literal := f.serverLiteral(); literal != nil {
-		return fmt.Errorf("`%s` takes a ServerInterface in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()))
+func (f *File) Guard(handlers, idempotency, guardedServer, guardServer string) error {
+	if literal := f.takingLiteral(handlers); literal != nil {
+		return fmt.Errorf("`%s` takes a %s in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()), handlers)
 	}
-	taking := map[string]int{} // function -> index of its first ServerInterface
+	taking := map[string]int{} // function -> index of its first parameter of that type
 	for fn := range f.functions {
-		if i := serverParam(fn.Type); i >= 0 && fn.Recv == nil {
+		if i := paramOf(fn.Type, handlers); i >= 0 && fn.Recv == nil {
 			taking[fn.Name.Name] = i
 		}
 	}
+	wrapped := handlers == serverInterface
 	filled := 0
 	for fn := range f.functions {
-		index := serverParam(fn.Type)
+		index := paramOf(fn.Type, handlers)
 		guard, server := "", ""
 		if index >= 0 {
 			guard = freeIn(fn, "guard")
 			param := fn.Type.Params.List[fieldOf(fn, index)]
 			server = param.Names[len(param.Names)-1].Name
 			f.insert(param.End(), fmt.Sprintf(", %s *%s.Guard", guard, idempotency))
+			if !wrapped {
+				f.insert(fn.Body.Lbrace+1, fmt.Sprintf("\n\t%s = %s(%s, %s)", server, guardServer, server, guard))
+				filled++
+			}
 		}
 		var failed error
 		ast.Inspect(fn.Body, func(n ast.Node) bool {
@@ -92,16 +106,16 @@ func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
 					break
 				}
 				if guard == "" || at >= len(n.Args) {
-					failed = fmt.Errorf("%s calls %s without a ServerInterface of its own, so it has no guard to pass on; let it take a ServerInterface", fn.Name.Name, callee.Name)
+					failed = fmt.Errorf("%s calls %s without a %s of its own, so it has no guard to pass on; let it take a %s", fn.Name.Name, callee.Name, handlers, handlers)
 					break
 				}
 				f.insert(n.Args[at].End(), ", "+guard)
 			case *ast.SelectorExpr:
-				if server != "" && isIdent(n.X, server) {
+				if wrapped && server != "" && isIdent(n.X, server) {
 					failed = fmt.Errorf("%s uses a handler of its ServerInterface past the guard, in `%s`; go through a %s", fn.Name.Name, f.line(n.Pos()), serverWrapper)
 				}
 			case *ast.CompositeLit:
-				if !isIdent(n.Type, serverWrapper) {
+				if !wrapped || !isIdent(n.Type, serverWrapper) {
 					break
 				}
 				for _, element := range n.Elts {
@@ -124,8 +138,8 @@ func (f *File) Guard(idempotency, guardedServer, guardServer string) error {
 			return failed
 		}
 	}
-	if len(taking) == 0 || filled == 0 || !f.retype(guardedServer) {
-		return ErrNoRegistration
+	if len(taking) == 0 || filled == 0 || wrapped && !f.retype(guardedServer) {
+		return noRegistration(handlers)
 	}
 	return nil
 }
@@ -150,10 +164,10 @@ func (f *File) retype(guardedServer string) bool {
 	return false
 }
 
-// serverLiteral finds a function literal that takes a ServerInterface.
-func (f *File) serverLiteral() (found *ast.FuncLit) {
+// takingLiteral finds a function literal that takes handlers.
+func (f *File) takingLiteral(handlers string) (found *ast.FuncLit) {
 	ast.Inspect(f.ast, func(n ast.Node) bool {
-		if literal, ok := n.(*ast.FuncLit); ok && serverParam(literal.Type) >= 0 {
+		if literal, ok := n.(*ast.FuncLit); ok && paramOf(literal.Type, handlers) >= 0 {
 			found = literal
 		}
 		return found == nil
@@ -161,12 +175,11 @@ func (f *File) serverLiteral() (found *ast.FuncLit) {
 	return found
 }
 
-// serverParam returns the index of a function's first parameter of type
-// ServerInterface, or -1.
-func serverParam(fn *ast.FuncType) int {
+// paramOf returns the index of a function's first parameter of a type, or -1.
+func paramOf(fn *ast.FuncType, name string) int {
 	index := 0
 	for _, field := range fn.Params.List {
-		if isIdent(field.Type, serverInterface) {
+		if isIdent(field.Type, name) {
 			return index + len(field.Names) - 1
 		}
 		index += len(field.Names)
