@@ -2,6 +2,9 @@ package sqlstore
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -9,6 +12,9 @@ import (
 // patience is how long a call may be under way before those that come later
 // stop queueing behind it: its connection may have died.
 const patience = 250 * time.Millisecond
+
+// errUnsent says that a call failed before anything was asked of the server.
+var errUnsent = errors.New("nothing was sent")
 
 // A group runs calls of one kind together. A call that finds nobody under way
 // runs alone, at once, on its caller's goroutine. While one is under way others
@@ -76,29 +82,33 @@ func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
 		}
 		return w.result, nil
 	case <-ctx.Done():
-		g.leave(w)
+		sent := g.leave(w)
 		var none R
-		return none, ctx.Err()
+		if sent {
+			return none, ctx.Err()
+		}
+		return none, fmt.Errorf("%w: %w", errUnsent, ctx.Err())
 	}
 }
 
 // leave takes w out of the queue or, if it is under way, leaves the run to the
-// others. The last to leave ends it.
-func (g *group[Q, R]) leave(w *waiter[Q, R]) {
+// others and returns true. The last to leave ends it.
+func (g *group[Q, R]) leave(w *waiter[Q, R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w.run != nil {
 		if w.run.callers--; w.run.callers == 0 {
 			w.run.end()
 		}
-		return
+		return true
 	}
 	for i, queued := range g.queue {
 		if queued == w {
-			g.queue = append(g.queue[:i], g.queue[i+1:]...)
-			return
+			g.queue = slices.Delete(g.queue, i, i+1)
+			break
 		}
 	}
+	return false
 }
 
 // next hands over to those who have queued, if anybody has.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -195,7 +194,7 @@ func (r *entryRecord) read(e *idempotency.Entry) error {
 		},
 	}
 	if len(r.KeyHash) != len(e.Hash) || len(r.ClaimID) != len(e.ID) {
-		return errors.New("the table holds a row that was not written by this package")
+		return errForeignRow
 	}
 	copy(e.Hash[:], r.KeyHash)
 	copy(e.ID[:], r.ClaimID)

@@ -26,8 +26,14 @@ func NewPostgres(db *sql.DB, opts ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newPostgres(db, o), nil
+}
+
+func newPostgres(pool *sql.DB, o options) *Store {
+	db := sqlx.NewDb(pool, "postgres")
 	return &Store{
-		db:       sqlx.NewDb(db, "postgres"),
+		db:       db,
+		txDB:     db,
 		dialect:  postgres{},
 		table:    o.table,
 		prepared: o.prepared,
@@ -42,7 +48,7 @@ func NewPostgres(db *sql.DB, opts ...Option) (*Store, error) {
 			"{lease_left}", "(extract(epoch FROM lease_until - now()) * 1000000)::bigint",
 			"{expires_in}", "(extract(epoch FROM expires_at - now()) * 1000000)::bigint",
 		),
-	}, nil
+	}
 }
 
 // postgres speaks the simple protocol: one trip, and nothing left in a session.

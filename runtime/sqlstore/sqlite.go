@@ -14,6 +14,9 @@ import (
 	"github.com/jmoiron/sqlx"
 )
 
+// sqliteBusyTimeout is how long a statement waits for the writer.
+const sqliteBusyTimeout = 5 * time.Second
+
 // SQLiteDSN returns the DSN under which modernc.org/sqlite opens the file as a
 // store needs it: with a write-ahead log, so that replays do not wait for
 // claims; synchronous, so that a claim survives a power failure; waiting for
@@ -25,7 +28,7 @@ func SQLiteDSN(path string) string {
 		path = "/" + path
 	}
 	return "file:" + (&url.URL{Path: path}).EscapedPath() +
-		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+		fmt.Sprintf("?_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate", sqliteBusyTimeout.Milliseconds())
 }
 
 // NewSQLite returns a store in a table of an SQLite database, opened with
@@ -43,8 +46,10 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 	if err := o.table.checkSQLite(); err != nil {
 		return nil, err
 	}
+	pool := sqlx.NewDb(db, "sqlite")
 	s := &Store{
-		db:       sqlx.NewDb(db, "sqlite"),
+		db:       pool,
+		txDB:     pool,
 		dialect:  sqlite{},
 		table:    o.table,
 		prepared: true, // parsing is what a statement costs, and no pooler is in between
@@ -76,6 +81,9 @@ func (t table) checkSQLite() error {
 // sqliteNow is SQLite's clock, which ticks in milliseconds, in microseconds.
 const sqliteNow = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000"
 
+// sqliteFile reads the name of the database's file, which is empty in memory.
+const sqliteFile = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+
 func (s *Store) checkSQLite() error {
 	if err := s.db.Ping(); err != nil {
 		return err
@@ -85,7 +93,7 @@ func (s *Store) checkSQLite() error {
 		return fmt.Errorf("this is no SQLite; open the pool with modernc.org/sqlite, or use the constructor of its own database, such as NewPostgres: %w", err)
 	}
 	var file string
-	if err := s.db.Get(&file, "SELECT file FROM pragma_database_list WHERE name = 'main'"); err != nil {
+	if err := s.db.Get(&file, sqliteFile); err != nil {
 		return err
 	}
 	if file == "" {

@@ -11,8 +11,8 @@ import (
 )
 
 // The statements, one home for all dialects. A ? is an argument; words in
-// braces are a dialect's. What has no column list of its own returns {facts},
-// or {row}, which is {facts} with the recorded headers and body.
+// braces are a dialect's. What has no column list of its own returns {row}, which
+// [readRow] reads by place.
 const (
 	readSQL = `SELECT {row} FROM {table} WHERE key_hash = ?`
 
@@ -33,15 +33,33 @@ AND (expires_at <= {now} OR (state = 0 AND NOT at_most_once AND lease_until <= {
 	markSQL = `UPDATE {table} SET at_most_once = true, expires_at = {never}` + held
 
 	settleSQL = `UPDATE {table} SET state = ?, status = ?, headers = ?, body = ?,
-expires_at = CASE WHEN ? THEN {never} ELSE {after} END` + held + ` RETURNING {facts}`
+expires_at = CASE WHEN ? THEN {never} ELSE {after} END` + held
 
-	// What a transaction did replaces the row it saw, or none.
+	// The versions of a claim and a settlement for many, whose arguments are
+	// arrays, of PostgreSQL only. They also return the key.
+	claimManySQL = `WITH c AS (SELECT * FROM unnest(?::bytea[], ?::bytea[], ?::bytea[], ?::bytea[], ?::boolean[], ?::bigint[], ?::boolean[], ?::bigint[], ?::bytea[], ?::bytea[])
+AS c(key_hash, claim_id, owner, fingerprint, at_most_once, lease, never, life, operation, key)),
+ins AS (INSERT INTO {table} (key_hash, claim_id, owner, fingerprint, at_most_once, lease_until, expires_at, operation, key)
+SELECT key_hash, claim_id, owner, fingerprint, at_most_once, {now} + lease * interval '1 microsecond',
+CASE WHEN never THEN {never} ELSE {now} + life * interval '1 microsecond' END, encode(operation, 'escape'), encode(key, 'escape') FROM c
+ON CONFLICT (key_hash) DO NOTHING RETURNING key_hash, {row})
+SELECT * FROM ins UNION ALL SELECT key_hash, {row} FROM {table} WHERE key_hash = ANY(?::bytea[])`
+
+	settleManySQL = `UPDATE {table} AS k SET state = m.state, status = m.status, headers = m.headers, body = m.body,
+expires_at = CASE WHEN m.never THEN {never} ELSE {now} + m.life * interval '1 microsecond' END
+FROM unnest(?::smallint[], ?::smallint[], ?::bytea[], ?::bytea[], ?::boolean[], ?::bigint[], ?::bytea[], ?::bytea[])
+AS m(state, status, headers, body, never, life, key_hash, claim_id)
+WHERE k.key_hash = m.key_hash AND k.claim_id = m.claim_id AND k.state = 0 RETURNING k.key_hash`
+
+	// What a transaction did replaces the row it saw, or none: the one that it
+	// took over itself, or one that is still expired. A run that was taken for
+	// dead may have settled it since.
 	recordSQL = `INSERT INTO {table} AS k (key_hash, claim_id, owner, fingerprint, state, attempt, lease_until, expires_at, operation, key, status, headers, body)
 VALUES (?, ?, ?, ?, ?, ?, {clock}, CASE WHEN ? THEN {never} ELSE {clock_after} END, {text}, {text}, ?, ?, ?)
 ON CONFLICT (key_hash) DO UPDATE SET claim_id = excluded.claim_id, owner = excluded.owner, fingerprint = excluded.fingerprint, state = excluded.state,
 at_most_once = false, attempt = excluded.attempt, lease_until = excluded.lease_until, expires_at = excluded.expires_at, created_at = excluded.created_at,
 operation = excluded.operation, key = excluded.key, status = excluded.status, headers = excluded.headers, body = excluded.body
-WHERE k.claim_id = ?`
+WHERE k.claim_id = ? AND (k.expires_at <= {now} OR k.claim_id = excluded.claim_id AND k.state = 0)`
 
 	releaseSQL = `DELETE FROM {table}` + held
 
@@ -51,11 +69,11 @@ WHERE k.claim_id = ?`
 
 	held = ` WHERE key_hash = ? AND claim_id = ? AND state = 0`
 
-	facts = `claim_id, owner, fingerprint, state, at_most_once, attempt,
+	rowColumns = `claim_id, owner, fingerprint, state, at_most_once, attempt,
 state = 0 AND lease_until <= {now} AS lapsed, expires_at <= {now} AS expired,
 CASE WHEN state = 0 AND lease_until > {now} THEN {lease_left} ELSE 0 END AS lease_left,
 CASE WHEN state <> 0 AND expires_at > {now} AND expires_at < {never} THEN {expires_in} ELSE 0 END AS expires_in,
-coalesce(status, 0) AS status`
+coalesce(status, 0) AS status, headers, body`
 )
 
 // statements are the statements of one table.
@@ -64,20 +82,25 @@ type statements struct {
 	// insertOrRead is insert and read in one trip, for dialects that can; its
 	// arguments are theirs. Zero rows: another inserted while it ran.
 	insertOrRead *statement
+	// claimMany and settleMany are insertOrRead and settle for many at once.
+	claimMany, settleMany *statement
 }
+
+// settleHash is the place of the key's hash among the arguments of settle.
+const settleHash = 6
 
 // newStatements fills in the words of a dialect.
 func newStatements(words ...string) statements {
-	// {facts} and {row} hold further words, and so are replaced first.
+	// {row} holds further words, and so is replaced first.
 	expand := func(text string) *statement {
-		text = strings.ReplaceAll(text, "{row}", "{facts}, headers, body")
-		text = strings.ReplaceAll(text, "{facts}", facts)
+		text = strings.ReplaceAll(text, "{row}", rowColumns)
 		return &statement{text: strings.NewReplacer(words...).Replace(text)}
 	}
 	return statements{
 		read: expand(readSQL), insert: expand(insertSQL), takeover: expand(takeoverSQL),
 		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
 		release: expand(releaseSQL), disown: expand(disownSQL), record: expand(recordSQL),
+		claimMany: expand(claimManySQL), settleMany: expand(settleManySQL),
 		insertOrRead: expand("WITH ins AS (" + insertSQL + ") SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
 	}
 }

@@ -29,6 +29,8 @@ const disownTimeout = 5 * time.Second
 // any number of processes, may use one table.
 type Store struct {
 	db       *sqlx.DB
+	txDB     *sqlx.DB // the application's, for its transactions; nil: none
+	direct   *direct  // what sends the store's own statements, if the pool is its own
 	dialect  dialect
 	table    table
 	sql      statements
@@ -79,6 +81,9 @@ type Option func(*options) error
 type options struct {
 	table    table
 	prepared bool
+	maxConns int
+	alone    bool
+	txDB     *sql.DB
 }
 
 // WithTable sets the table, "idempotency_keys" by default. The name is that of
@@ -141,7 +146,7 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 		queries = append(queries, s.bind(b.statement, b.args...))
 	}
 	id, unknown := c.ID, inFlight(c)
-	return within(ctx, "claim", func() (idempotency.Row, error) {
+	return call(ctx, s, "claim", func() (idempotency.Row, error) {
 		row := unknown
 		err := s.persist(ctx, func() (bool, error) {
 			for _, q := range queries {
@@ -158,7 +163,7 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 		}
 		row.Won = row.ID == id && row.State == idempotency.Processing
 		return row, err
-	}, s.disown(c))
+	}, s.disown(c, queries...))
 }
 
 // Takeover implements [idempotency.Store]. What [Store.Claim] says of errors
@@ -170,11 +175,11 @@ func (s *Store) Takeover(ctx context.Context, c *idempotency.Claim, seen idempot
 		[]byte(c.Operation), []byte(c.Key), c.Hash[:], seen[:])
 	read := s.bind(s.sql.read, c.Hash[:])
 	id := c.ID
-	return within(ctx, "takeover", func() (idempotency.Row, error) {
+	return call(ctx, s, "takeover", func() (idempotency.Row, error) {
 		row, _, err := s.writeOrRead(ctx, takeover, read)
 		row.Won = row.ID == id && row.State == idempotency.Processing
 		return row, err
-	}, s.disown(c))
+	}, s.disown(c, takeover))
 }
 
 // Renew implements [idempotency.Store].
@@ -193,33 +198,39 @@ func (s *Store) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.
 	settle := s.bind(s.sql.settle,
 		int64(o.State), int64(o.Status), o.Header, o.Body, o.State == idempotency.Unknown, micros(c.TTL), c.Hash[:], c.ID[:])
 	read := s.bind(s.sql.read, c.Hash[:])
-	type result struct {
-		row     idempotency.Row
-		settled bool
+	settled := idempotency.Row{
+		Won: true, State: o.State, ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, AtMostOnce: c.AtMostOnce, Attempt: c.Attempt, Outcome: o,
 	}
-	r, err := within(ctx, "settle", func() (result, error) {
-		row, settled, err := s.writeOrRead(ctx, settle, read)
-		return result{row, settled}, err
+	if o.State != idempotency.Unknown {
+		settled.ExpiresIn = c.TTL
+	}
+	row, err := call(ctx, s, "settle", func() (row idempotency.Row, err error) {
+		err = s.persist(ctx, func() (bool, error) {
+			n, err := s.exec(ctx, settle)
+			if err == nil && n == 0 {
+				row, _, err = s.row(ctx, read)
+			} else if err == nil {
+				row = settled
+			}
+			return true, err
+		})
+		return row, err
 	}, nil)
-	if err != nil {
-		return idempotency.Row{}, err
-	}
-	if r.settled {
-		r.row.Won, r.row.Outcome = true, o
-		return r.row, nil
+	if err != nil || row.Won {
+		return row, err
 	}
 	// The answer to an earlier attempt of this call may have been lost.
-	was := r.row.Outcome
-	r.row.Won = r.row.ID == c.ID && was.State == o.State && was.Status == o.Status &&
+	was := row.Outcome
+	row.Won = row.ID == c.ID && was.State == o.State && was.Status == o.Status &&
 		bytes.Equal(was.Header, o.Header) && bytes.Equal(was.Body, o.Body)
-	return r.row, nil
+	return row, nil
 }
 
 // Release implements [idempotency.Store].
 func (s *Store) Release(ctx context.Context, c *idempotency.Claim) error {
 	release := s.bind(s.sql.release, c.Hash[:], c.ID[:])
 	read := s.bind(s.sql.read, c.Hash[:])
-	found, err := within(ctx, "release", func() (found bool, err error) {
+	found, err := call(ctx, s, "release", func() (found bool, err error) {
 		err = s.persist(ctx, func() (bool, error) {
 			n, err := s.exec(ctx, release)
 			if err == nil && n == 0 {
@@ -262,7 +273,7 @@ func (s *Store) writeOrRead(ctx context.Context, write, read query) (row idempot
 
 // writeHeld writes a row that only its holder may write.
 func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
-	n, err := within(ctx, what, func() (n int64, err error) {
+	n, err := call(ctx, s, what, func() (n int64, err error) {
 		err = s.persist(ctx, func() (_ bool, err error) {
 			n, err = s.exec(ctx, q)
 			return true, err
@@ -277,16 +288,27 @@ func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
 
 // disown returns what is to be done with a claim that was abandoned or failed
 // when it turns out that it was made, or nobody knows: nobody will run it.
-func (s *Store) disown(c *idempotency.Claim) func(idempotency.Row, error) {
+// Where nobody knows, the server may still be making it: the queries that make
+// it, sent again, wait for that.
+func (s *Store) disown(c *idempotency.Claim, claim ...query) func(idempotency.Row, error) {
 	hash, id := c.Hash, c.ID
 	return func(row idempotency.Row, err error) {
 		var refused interface{ SQLState() string }
 		var network *net.OpError
-		if errors.As(err, &refused) || err == nil && !row.Won || errors.As(err, &network) && network.Op == "dial" {
-			return // the server said that it wrote nothing, or was not there
+		if errors.As(err, &refused) || err == nil && !row.Won || errors.As(err, &network) && network.Op == "dial" ||
+			errors.Is(err, errUnsent) || s.dialect.conflict(err) {
+			return // the server said that it wrote nothing, or was not asked
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), disownTimeout)
 		defer cancel()
+		for _, q := range claim {
+			if err == nil {
+				break
+			}
+			if _, found, failed := s.row(ctx, q); found || failed != nil {
+				break
+			}
+		}
 		// If this fails the key is held until the lease ends, as after a crash.
 		_, _ = s.exec(ctx, s.bind(s.sql.disown, hash[:], id[:]))
 	}
@@ -341,6 +363,34 @@ func (s *Store) persist(ctx context.Context, try func() (done bool, err error)) 
 	return errExhausted
 }
 
+// call runs what sends statements of the store's own, with lost as in within. A
+// direct connection ends with its call's context, and needs nobody to wait for it.
+func call[T any](ctx context.Context, s *Store, what string, send func() (T, error), lost func(T, error)) (T, error) {
+	if s.direct == nil {
+		return within(ctx, what, send, lost)
+	}
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, failed(ctx, what, err)
+	}
+	value, err := send()
+	if err == nil {
+		return value, nil
+	}
+	if lost != nil {
+		go lost(value, err)
+	}
+	return none, failed(ctx, what, err)
+}
+
+// failed returns the error of a call that failed or was abandoned.
+func failed(ctx context.Context, what string, err error) error {
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	return fmt.Errorf("sqlstore: %s: %w", what, err)
+}
+
 // within runs call on a goroutine of its own and returns its result or, if ctx
 // ends first, an error: a driver may wait for a silent connection for as long
 // as the operating system does. Whatever an abandoned call still returns, and a
@@ -351,15 +401,9 @@ func within[T any](ctx context.Context, what string, call func() (T, error), los
 		value T
 		err   error
 	}
-	fail := func(err error) (T, error) {
-		if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
-			err = fmt.Errorf("%w: %w", ended, err)
-		}
-		var none T
-		return none, fmt.Errorf("sqlstore: %s: %w", what, err)
-	}
+	var none T
 	if err := ctx.Err(); err != nil {
-		return fail(err)
+		return none, failed(ctx, what, err)
 	}
 	done := make(chan result, 1)
 	var decided atomic.Bool // by whoever comes first, the result or the end
@@ -376,7 +420,7 @@ func within[T any](ctx context.Context, what string, call func() (T, error), los
 	case r = <-done:
 	case <-ctx.Done():
 		if decided.CompareAndSwap(false, true) {
-			return fail(ctx.Err())
+			return none, failed(ctx, what, ctx.Err())
 		}
 		r = <-done
 	}
@@ -384,7 +428,7 @@ func within[T any](ctx context.Context, what string, call func() (T, error), los
 		if lost != nil {
 			go lost(r.value, r.err)
 		}
-		return fail(r.err)
+		return none, failed(ctx, what, r.err)
 	}
 	return r.value, nil
 }
@@ -395,9 +439,13 @@ type query struct {
 	statement *statement
 	text      string
 	args      []any
+	exec      bool // returns no rows
 }
 
 func (s *Store) bind(st *statement, args ...any) query {
+	if s.direct != nil {
+		return query{statement: st, args: args} // sent before its caller goes on
+	}
 	if s.dialect.literals() && !s.prepared {
 		return query{text: st.literal(args)}
 	}
@@ -412,6 +460,10 @@ func (s *Store) bind(st *statement, args ...any) query {
 
 // row sends a query that returns one row or none.
 func (s *Store) row(ctx context.Context, q query) (idempotency.Row, bool, error) {
+	if s.direct != nil {
+		a, err := s.direct.run(ctx, q)
+		return a.row, a.found, err
+	}
 	var r record
 	var err error
 	if s.prepared {
@@ -434,6 +486,14 @@ func (s *Store) row(ctx context.Context, q query) (idempotency.Row, bool, error)
 
 // exec sends a query that returns no rows and returns how many it wrote.
 func (s *Store) exec(ctx context.Context, q query) (int64, error) {
+	if s.direct != nil {
+		q.exec = true
+		a, err := s.direct.run(ctx, q)
+		if a.found {
+			return 1, err
+		}
+		return 0, err
+	}
 	var result sql.Result
 	var err error
 	if s.prepared {
@@ -466,6 +526,8 @@ func (s *Store) prepare(ctx context.Context, st *statement) (*sqlx.Stmt, error) 
 	return st.prepared.Load(), nil
 }
 
+var errForeignRow = errors.New("the table holds a row that was not written by this package")
+
 // A record is a row as the statements return it.
 type record struct {
 	ClaimID     []byte `db:"claim_id"`
@@ -495,7 +557,7 @@ func (r *record) row() (idempotency.Row, error) {
 		Attempt:     r.Attempt,
 	}
 	if len(r.ClaimID) != len(row.ID) || len(r.Owner) != len(row.Owner) {
-		return idempotency.Row{}, errors.New("the table holds a row that was not written by this package")
+		return idempotency.Row{}, errForeignRow
 	}
 	copy(row.ID[:], r.ClaimID)
 	copy(row.Owner[:], r.Owner)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jmoiron/sqlx"
@@ -17,7 +18,17 @@ import (
 
 var _ idempotency.Transactor = (*Store)(nil)
 
-type txKey struct{}
+type (
+	txKey      struct{} // of the handler's context: *heldTx
+	beginTxKey struct{} // of the context in which the transaction begins: the same
+)
+
+// A heldTx is what a run knows of its transaction.
+type heldTx struct {
+	tx   *sqlx.Tx
+	conn *sqliteConn // that holds it, if it is of OpenSQLite's
+	over atomic.Bool // the handler has returned
+}
 
 // Tx returns the transaction of a handler that runs under guarantee:
 // transaction: what is written through it commits together with the record of
@@ -33,17 +44,24 @@ type txKey struct{}
 // On PostgreSQL its isolation is READ COMMITTED, whatever the database's default.
 //
 // What a handler writes past it, through the pool, is not part of the guarantee.
-// On SQLite, which has one writer, such a write waits for the transaction that
-// waits for it, and fails when the DSN's busy timeout ends, not with its context.
+// On SQLite, which has one writer, such a write would wait for the transaction
+// that waits for it. Through a pool of [OpenSQLite] it fails at once; through
+// another it fails when the DSN's busy timeout ends, not with its context.
 func Tx(ctx context.Context) (*sqlx.Tx, bool) {
-	tx, ok := idempotency.RunContext(ctx).Value(txKey{}).(*sqlx.Tx)
-	return tx, ok
+	held, ok := idempotency.RunContext(ctx).Value(txKey{}).(*heldTx)
+	if !ok {
+		return nil, false
+	}
+	return held.tx, true
 }
 
 // CheckTx implements [idempotency.Transactor]. A pool of one connection is
 // refused: a handler that used it beside its transaction would wait for itself.
 func (s *Store) CheckTx() error {
-	if s.db.Stats().MaxOpenConnections == 1 {
+	if s.txDB == nil {
+		return errors.New("sqlstore: OpenPostgres has a pool of its own, and transactions are the application's; name its pool with WithTransactions")
+	}
+	if s.txDB.Stats().MaxOpenConnections == 1 {
 		return errors.New("sqlstore: the pool has one connection, and a handler that uses it beside its transaction would wait for ever; allow at least two")
 	}
 	return nil
@@ -125,8 +143,8 @@ func (t *inTx) giveBack() {
 // connections break, else as the server's tcp_keepalives_* and
 // client_connection_check_interval say.
 func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
-	t := &transaction{store: s, claim: c, ctx: ctx}
-	if !s.inTx.enter(c.Hash, s.dialect.slots(s.db.Stats().MaxOpenConnections)) {
+	t := &transaction{store: s, claim: c, ctx: ctx, held: &heldTx{}}
+	if !s.inTx.enter(c.Hash, s.dialect.slots(s.txDB.Stats().MaxOpenConnections)) {
 		if s.inTx.running(c.Hash) {
 			return inFlight(c), nil
 		}
@@ -199,6 +217,7 @@ type transaction struct {
 	claim *idempotency.Claim
 	ctx   context.Context // the handler's
 	tx    *sqlx.Tx
+	held  *heldTx
 	// end ends the transaction's own context: database/sql then rolls back what
 	// is open, as soon as the connection lets it.
 	end context.CancelFunc
@@ -235,14 +254,14 @@ func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 		// The transaction outlives this step, whose end ends only the wait for
 		// a connection; and the handler, whose end is not to look like a
 		// rollback of its own.
-		life, end := context.WithCancel(context.WithoutCancel(ctx))
+		life, end := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), beginTxKey{}, t.held))
 		defer func() {
 			if err != nil {
 				end()
 			}
 		}()
 		detach := context.AfterFunc(ctx, end)
-		tx, err := s.db.BeginTxx(life, &sql.TxOptions{Isolation: s.dialect.isolation()})
+		tx, err := s.txDB.BeginTxx(life, &sql.TxOptions{Isolation: s.dialect.isolation()})
 		if err != nil {
 			return b, err
 		}
@@ -287,7 +306,9 @@ func (t *transaction) run(seen *idempotency.Row, run func(context.Context) (idem
 			err = t.ended(seen)
 		}
 	}()
-	o, keep, err = run(context.WithValue(t.ctx, txKey{}, t.tx))
+	defer t.held.over.Store(true)
+	t.held.tx = t.tx
+	o, keep, err = run(context.WithValue(t.ctx, txKey{}, t.held))
 	returned = true
 	return o, keep, err
 }
@@ -389,7 +410,7 @@ func (t *transaction) resolve(lost error, o idempotency.Outcome) (idempotency.Ro
 	read := s.bindTx(s.sql.read, t.claim.Hash[:])
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
 		row, err := within(ctx, "resolve", func() (row idempotency.Row, err error) {
-			tx, err := s.db.BeginTxx(ctx, &sql.TxOptions{Isolation: s.dialect.isolation()})
+			tx, err := s.txDB.BeginTxx(ctx, &sql.TxOptions{Isolation: s.dialect.isolation()})
 			if err != nil {
 				return row, err
 			}
@@ -424,7 +445,7 @@ func (t *transaction) ended(seen *idempotency.Row) error {
 	write := t.record(seen, idempotency.Outcome{State: idempotency.Unknown})
 	_, err := within(ctx, "record", func() (struct{}, error) {
 		return struct{}{}, s.persist(ctx, func() (bool, error) {
-			_, err := s.db.ExecContext(ctx, write.text, write.args...) // nothing is written if another has the key by now
+			_, err := s.txDB.ExecContext(ctx, write.text, write.args...) // nothing is written if another has the key by now
 			return true, err
 		})
 	}, nil)
