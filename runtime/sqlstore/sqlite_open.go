@@ -1,0 +1,157 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+)
+
+// OpenSQLite opens a pool on a file, as sql.Open does with [SQLiteDSN], by the
+// driver modernc.org/sqlite, which the program imports. In one thing it differs:
+// when a handler that runs under guarantee: transaction writes past [Tx], through
+// this pool or another that OpenSQLite opened on the same file, the write fails
+// at once. Otherwise it would wait for the handler's own transaction, which is
+// SQLite's one writer, until the busy timeout ends. Such a write is known by its
+// context, which is the handler's or derived from it. Reads are let through, and
+// other writes wait for the writer as ever.
+//
+// What [sql.Conn.Raw] passes is not the driver's own connection.
+func OpenSQLite(path string) (*sql.DB, error) {
+	dsn := SQLiteDSN(path)
+	plain, err := sql.Open("sqlite", dsn)
+	if err != nil {
+		return nil, fmt.Errorf("sqlstore: OpenSQLite: import modernc.org/sqlite: %w", err)
+	}
+	defer plain.Close()
+	c := &sqliteConnector{driver: plain.Driver(), dsn: dsn}
+	if err := plain.QueryRow(sqliteFile).Scan(&c.file); err != nil {
+		return nil, fmt.Errorf("sqlstore: OpenSQLite: %w", err)
+	}
+	return sql.OpenDB(c), nil
+}
+
+type sqliteConnector struct {
+	driver driver.Driver
+	dsn    string
+	file   string // as SQLite names it, however the path was written
+}
+
+func (c *sqliteConnector) Driver() driver.Driver { return c.driver }
+
+func (c *sqliteConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	opened, err := c.driver.Open(c.dsn)
+	if err != nil {
+		return nil, err
+	}
+	conn, ok := opened.(sqliteDriverConn)
+	if !ok {
+		opened.Close()
+		return nil, fmt.Errorf("sqlstore: OpenSQLite: the driver that is registered as \"sqlite\" is a %T; import modernc.org/sqlite instead", c.driver)
+	}
+	return &sqliteConn{sqliteDriverConn: conn, file: c.file}, nil
+}
+
+// A sqliteDriverConn is what the driver's connections are.
+type sqliteDriverConn interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.Pinger
+	driver.QueryerContext
+	driver.SessionResetter
+	driver.Validator
+}
+
+// A sqliteConn lets no statement wait for the transaction of the run that sends
+// it. Which statements write SQLite alone knows: so these are sent too, but do
+// not wait.
+type sqliteConn struct {
+	sqliteDriverConn
+	file    string
+	hurried bool // its busy timeout is not as the DSN says, but none
+}
+
+var errPastTx = errors.New("sqlstore: a write of the handler's past its transaction, which is SQLite's one writer, would wait for itself; write through sqlstore.Tx(ctx)")
+
+// send calls with the busy timeout that its context allows.
+func send[T any](ctx context.Context, c *sqliteConn, call func() (T, error)) (T, error) {
+	held, _ := idempotency.RunContext(ctx).Value(txKey{}).(*heldTx)
+	itself := held != nil && !held.over.Load() && held.conn != nil && held.conn != c && held.conn.file == c.file
+	if err := c.setWait(!itself); err != nil {
+		var none T
+		return none, err
+	}
+	result, err := call()
+	if itself && (sqlite{}).conflict(err) {
+		err = fmt.Errorf("%w (%v)", errPastTx, err) // not a conflict that ends when one tries again
+	}
+	return result, err
+}
+
+// setWait sets whether the connection's next statements wait for the writer.
+func (c *sqliteConn) setWait(wait bool) error {
+	if c.hurried == !wait {
+		return nil
+	}
+	var timeout time.Duration
+	if wait {
+		timeout = sqliteBusyTimeout
+	}
+	_, err := c.sqliteDriverConn.ExecContext(context.Background(), fmt.Sprintf("PRAGMA busy_timeout = %d", timeout.Milliseconds()), nil)
+	if err == nil {
+		c.hurried = !wait
+	}
+	return err
+}
+
+func (c *sqliteConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	if held, ok := ctx.Value(beginTxKey{}).(*heldTx); ok {
+		held.conn = c
+	}
+	return send(ctx, c, func() (driver.Tx, error) { return c.sqliteDriverConn.BeginTx(ctx, opts) })
+}
+
+func (c *sqliteConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	return send(ctx, c, func() (driver.Result, error) { return c.sqliteDriverConn.ExecContext(ctx, query, args) })
+}
+
+func (c *sqliteConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return send(ctx, c, func() (driver.Rows, error) { return c.sqliteDriverConn.QueryContext(ctx, query, args) })
+}
+
+func (c *sqliteConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	stmt, err := c.sqliteDriverConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return &sqliteStmt{stmt.(sqliteDriverStmt), c}, nil
+}
+
+type sqliteDriverStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
+}
+
+// A sqliteStmt is a prepared statement of a sqliteConn.
+type sqliteStmt struct {
+	sqliteDriverStmt
+	conn *sqliteConn
+}
+
+func (s *sqliteStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return send(ctx, s.conn, func() (driver.Result, error) { return s.sqliteDriverStmt.ExecContext(ctx, args) })
+}
+
+func (s *sqliteStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return send(ctx, s.conn, func() (driver.Rows, error) { return s.sqliteDriverStmt.QueryContext(ctx, args) })
+}
