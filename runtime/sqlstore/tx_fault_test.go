@@ -452,6 +452,57 @@ func TestTxOvertaken(t *testing.T) {
 	f.idle()
 }
 
+// A run under another guarantee that counts as dead, for as long as its key is
+// kept, may answer after all while a transaction runs in its place.
+func TestTxExpiredRunAnswersAfterAll(t *testing.T) {
+	b := txPostgres(t)
+	began, end, answered := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	f := b.serve(t, txSetup{}, ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
+		close(end)
+		<-answered
+		answering(201)(w, r, tx)
+	}))
+	store, err := b.newStore(f.look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := idempotency.New(mute{store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := idempotency.DefaultPolicy("POST /orders")
+	idempotency.Register[*http.Request](guard, &policy)
+	go func() {
+		defer close(answered)
+		r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("tea"))
+		r.Header.Set("Idempotency-Key", "k")
+		w := httptest.NewRecorder()
+		guard.Handle(&policy, w, r, func(w http.ResponseWriter, _ *http.Request) {
+			close(began)
+			<-end
+			w.Header().Set("X-Order", "yes")
+			_, _ = w.Write([]byte("other"))
+		})
+		if w.Code != 200 {
+			t.Errorf("the run that counted as dead is answered %d %s", w.Code, w.Body)
+		}
+	}()
+	<-began
+	if _, err := f.look.Exec("UPDATE idempotency_keys SET lease_until = now(), expires_at = now()"); err != nil {
+		t.Fatal(err)
+	}
+	f.post("k", "tea").replays(t, 200, "other")
+	f.ran(1)
+	f.holds()
+	f.keys(keyRow{idempotency.Completed, 200, 1})
+	f.idle()
+}
+
+// A mute store is that of a process that cannot renew.
+type mute struct{ idempotency.Store }
+
+func (mute) Renew(context.Context, *idempotency.Claim) error { return errors.New("mute") }
+
 // One table has one lock for each key, however it is named.
 func TestTxTableByTwoNames(t *testing.T) {
 	b := txPostgres(t)
