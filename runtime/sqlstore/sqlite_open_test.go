@@ -194,7 +194,7 @@ func TestSQLiteOtherWritesWait(t *testing.T) {
 		select {
 		case err := <-done:
 			t.Fatalf("a write did not wait: %v", err)
-		default:
+		case <-time.After(100 * time.Millisecond): // a write that does not wait would have failed
 		}
 		release()
 		if err := <-done; err != nil {
