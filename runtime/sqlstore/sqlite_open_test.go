@@ -172,8 +172,8 @@ func TestSQLiteWritePastTx(t *testing.T) {
 
 // Every other write waits for its turn, as it does without guarded transactions.
 func TestSQLiteOtherWritesWait(t *testing.T) {
-	db := orderPool(t, filepath.Join(t.TempDir(), "orders.db"))
-	db.SetMaxOpenConns(2) // one beside the transaction's
+	file := filepath.Join(t.TempDir(), "orders.db")
+	db := orderPool(t, file)
 	another := orderPool(t, filepath.Join(t.TempDir(), "another.db"))
 
 	// waits checks that the write waits for what the release ends.
@@ -230,7 +230,7 @@ func TestSQLiteOtherWritesWait(t *testing.T) {
 	<-end
 	waits(run, another, writer(another)) // the handler's, elsewhere
 	waits(t.Context(), db, func() { close(end); <-ended })
-	waits(run, db, writer(db)) // of what the handler left running
+	waits(run, openSQLite(t, file), writer(db)) // of what the handler left running
 	countOrders(t, db, 3)
 	countOrders(t, another, 1)
 }
