@@ -10,7 +10,7 @@ import (
 // JSON form only gains fields.
 type Explanation struct {
 	Method      string   `json:"method"`                // "POST"
-	Path        string   `json:"path"`                  // "/orders/{id}"
+	Path        string   `json:"path"`                  // "/orders/{id}", "webhook paid" or "callback paid of POST /orders at {$request.body#/url}"
 	OperationID string   `json:"operationId,omitempty"` // as in the document
 	Treatment   string   `json:"treatment"`             // one of the constants below
 	Annotation  Position `json:"annotation,omitzero"`   // of what says so; zero when Unannotated
@@ -59,25 +59,25 @@ type Position struct {
 }
 
 // Explain returns what holds for each operation of the document that cfg names,
-// sorted by path, then method. Operations that the config's filters leave out
+// webhooks and callbacks included, sorted by path, then method. Operations that the config's filters leave out
 // are among them. Errors are as [Generate]'s, findings included.
 func Explain(ctx context.Context, cfg Config) ([]Explanation, error) {
 	cfg = cfg.WithDefaults()
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	spec, operations, err := read(cfg)
+	in, err := read(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := prepare(spec, cfg, annotated(operations)); err != nil {
+	if err := prepare(in.spec, cfg, annotated(in.operations)); err != nil {
 		return nil, err
 	}
-	explanations := make([]Explanation, len(operations))
-	for i, op := range operations {
+	explanations := make([]Explanation, len(in.operations))
+	for i, op := range in.operations {
 		explanations[i] = explain(op)
 	}
 	return explanations, nil

@@ -15,6 +15,7 @@ import (
 const explainHelp = `oapi-idempotent explain prints what holds for each operation of a document, and
 where the document says so: built-in, declared header parameter, document root,
 profile, path item or operation. Built-in values are left out unless -all is given.
+Webhooks and callbacks are among the operations, and inherit as the others do.
 Notes tell what a declared header parameter says that no guard can hold.
 
 Usage:
