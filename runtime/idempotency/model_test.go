@@ -1156,8 +1156,9 @@ func replyOf(resp *Response, err error) reply {
 	return noReply
 }
 
-// do sends one request through a guard of the walk's.
-func (w *walk) do(guarantee Guarantee) (resp *Response, err error) {
+// do sends one request through a guard over a walk's store. Who is not patient
+// has no time to try again.
+func do(t *testing.T, store Store, guarantee Guarantee, patient bool, handle func(context.Context) (*Response, error)) (resp *Response, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = v.(error)
@@ -1165,18 +1166,18 @@ func (w *walk) do(guarantee Guarantee) (resp *Response, err error) {
 	}()
 	p := DefaultPolicy("POST /")
 	p.Guarantee = guarantee
-	if w.patient {
+	if patient {
 		p.Lease, p.WaitFor = time.Hour, time.Hour
 	}
-	guard, err := New(w)
+	guard, err := New(store)
 	if err != nil {
-		w.t.Fatal(err)
+		t.Fatal(err)
 	}
 	Register[*http.Request](guard, &p)
-	if !w.patient {
-		p.Lease = time.Millisecond // no time to try again; less than Register takes
+	if !patient {
+		p.Lease = time.Millisecond // less than Register takes
 	}
-	return guard.Do(context.Background(), &p, &Request{Method: "POST", Path: "/", Header: http.Header{wire.HeaderKey: {"k"}}}, w.handle)
+	return guard.Do(context.Background(), &p, &Request{Method: "POST", Path: "/", Header: http.Header{wire.HeaderKey: {"k"}}}, handle)
 }
 
 // The guard makes the calls that the model makes and answers what it answers,
@@ -1193,7 +1194,7 @@ func TestGuardFollowsTheModel(t *testing.T) {
 							script: s, t: t, p: rightProtocol(), patient: patient, depth: 3, rest: rest,
 							who: claimant{id: 1, atMostOnce: guarantee == AtMostOnce},
 						}
-						resp, err := w.do(guarantee)
+						resp, err := do(t, w, guarantee, patient, w.handle)
 						if got := replyOf(resp, err); w.at.at != gone || got != w.reply {
 							t.Fatalf("the guard answers %d, the model %d at %d; choices %v", got, w.reply, w.at.at, s.choices)
 						}
