@@ -345,10 +345,11 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	p.Dialer(d)
 	stop := context.AfterFunc(ctx, d.abort)
 	raw, err := p.Connect(ctx)
-	if !stop() {
-		if raw != nil {
-			raw.Close()
-		}
+	ended := !stop()
+	if err == nil && ended {
+		raw.Close()
+	}
+	if ended {
 		return nil, ctx.Err()
 	}
 	if err != nil {

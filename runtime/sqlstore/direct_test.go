@@ -11,8 +11,8 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
 
-// openPostgres returns a store with a pool of its own, whose table exists.
-func openPostgres(t *testing.T, dsn string, opts ...sqlstore.Option) *sqlstore.Store {
+// openDirect returns a store with a pool of its own.
+func openDirect(t *testing.T, dsn string, opts ...sqlstore.Option) *sqlstore.Store {
 	t.Helper()
 	store, err := sqlstore.OpenPostgres(dsn, opts...)
 	if err != nil {
@@ -23,7 +23,7 @@ func openPostgres(t *testing.T, dsn string, opts ...sqlstore.Option) *sqlstore.S
 			t.Error(err)
 		}
 	})
-	return migrated(t, store)
+	return store
 }
 
 func TestOpenPostgres(t *testing.T) {
@@ -36,7 +36,7 @@ func TestOpenPostgres(t *testing.T) {
 			dsn := pgtest.DSN(t)
 			var n atomic.Int64
 			storetest.Run(t, func(t *testing.T) idempotency.Store {
-				return openPostgres(t, dsn, append(opts, sqlstore.WithTable(fmt.Sprintf("keys_%d", n.Add(1))))...)
+				return migrated(t, openDirect(t, dsn, append(opts, sqlstore.WithTable(fmt.Sprintf("keys_%d", n.Add(1))))...))
 			})
 		})
 	}

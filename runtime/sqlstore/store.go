@@ -99,8 +99,10 @@ func WithTable(name string) Option {
 // WithPreparedStatements prepares each statement once per connection and sends
 // arguments apart. That is faster, and wrong behind a pooler that changes the
 // server connection between transactions, such as PgBouncer in transaction
-// mode: use it only where the pool connects to the database directly. With
-// SQLite it always is so.
+// mode: use it only where the pool connects to the database directly. A plan that
+// was made while the table was small stays until autovacuum has analysed it anew;
+// [OpenPostgres], in whose own sessions that cannot happen, is better. With SQLite
+// it always is so.
 func WithPreparedStatements() Option {
 	return func(o *options) error {
 		o.prepared = true
