@@ -227,6 +227,10 @@ func beginRecord(c PendingCall) journalRecord {
 	return journalRecord{Begin: c.Name, Key: c.Key, At: &c.Begun}
 }
 
+// fsync is what makes a file, or the names in a directory, durable: a variable,
+// so that a test can be the disk.
+var fsync = (*os.File).Sync
+
 // append makes a record durable. After a failure nobody knows what the file
 // holds, so nothing more is written to it: opening it again finds out.
 func (j *Journal) append(r journalRecord) error {
@@ -235,7 +239,7 @@ func (j *Journal) append(r journalRecord) error {
 	}
 	if j.failed == nil {
 		_, err := j.file.Write(encodeRecord(r))
-		j.failed = errors.Join(err, j.file.Sync())
+		j.failed = errors.Join(err, fsync(j.file))
 		j.records++
 	}
 	if j.failed != nil {
@@ -326,5 +330,5 @@ func writeSynced(path string, content []byte) error {
 		return err
 	}
 	_, err = f.Write(content)
-	return errors.Join(err, f.Sync(), f.Close())
+	return errors.Join(err, fsync(f), f.Close())
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -237,6 +238,41 @@ func TestJournalSurvivesAKillAtEachStep(t *testing.T) {
 			c.once(t, 2)
 		})
 	}
+	t.Run("first byte", func(t *testing.T) {
+		patience := time.After(20 * time.Second)
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		w := worker{Server: "http://" + listener.Addr().String(), Dir: t.TempDir(), Orders: 1}
+		p := w.start(t)
+		conn, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.await(t, patience); err == nil {
+			t.Fatal("the worker was not killed")
+		}
+		head, err := io.ReadAll(conn)
+		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+		calls := openJournal(t, w.journal()).Pending()
+		if len(calls) != 1 || calls[0].Name != "order-0" || !strings.Contains(string(head), "\r\nIdempotency-Key: "+calls[0].Key+"\r\n") {
+			t.Fatalf("in the journal are %v, and on the wire was %q", calls, head)
+		}
+	})
 	t.Run("request", func(t *testing.T) {
 		patience := time.After(20 * time.Second)
 		killed := make(chan struct{})

@@ -36,5 +36,5 @@ func syncDir(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return errors.Join(fsync(dir), dir.Close())
 }
