@@ -29,8 +29,8 @@ import (
 // looked at.
 //
 // Time itself is not modelled, only what it brings about. A handler's context
-// is not, for handlers need not heed it. Nor is a Transactor, whose key is held
-// by the database.
+// is not, for handlers need not heed it. A Transactor, whose key is held by the
+// database, has a model of its own: [TestTxModel].
 
 // A kept is the row of the key; the zero kept is no row.
 type kept struct {
