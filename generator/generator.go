@@ -50,20 +50,20 @@ func Generate(ctx context.Context, cfg Config) ([]File, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	spec, operations, err := read(cfg)
+	in, err := read(cfg)
 	if err != nil {
 		return nil, err
 	}
-	operations = annotated(operations)
+	operations := annotated(in.operations)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := prepare(spec, cfg, operations); err != nil {
+	if err := prepare(in.spec, cfg, operations); err != nil {
 		return nil, err
 	}
 	options := cfg.Configuration
 	options.OutputOptions.UserTemplates = stub.UserTemplates(cfg.FS, options.OutputOptions.UserTemplates)
-	out, err := stub.Generate(spec, options)
+	out, err := stub.Generate(in.spec, in.doc, options)
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +74,17 @@ func Generate(ctx context.Context, cfg Config) ([]File, error) {
 	return []File{{Name: cfg.Output, Content: content}}, nil
 }
 
+// An input is a document as oapi-codegen takes it, with positions, and what its
+// annotations say.
+type input struct {
+	spec       *openapi3.T
+	doc        *document.Document
+	operations []policy.Operation
+}
+
 // read reads the document twice: for oapi-codegen, and for its annotations,
 // which need the positions that the first reading loses.
-func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
+func read(cfg Config) (*input, error) {
 	loader := stub.NewLoader(cfg.FS, cfg.HTTP, cfg.Spec, cfg.AllowRemoteRefsFrom)
 	name := cfg.Spec
 	var spec *openapi3.T
@@ -84,12 +92,12 @@ func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
 		var err error
 		name, spec, err = loader.Overlay(cfg.Spec, overlay.Path, overlay.Strict == nil || *overlay.Strict)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
 	doc, err := document.Load(loader, name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	operations, err := policy.Resolve(doc, policy.Config{
 		Extension:   cfg.Idempotency.Extension,
@@ -97,18 +105,18 @@ func read(cfg Config) (*openapi3.T, []policy.Operation, error) {
 		HeaderParam: cfg.Idempotency.HeaderParam,
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if spec == nil {
 		if spec, err = loader.Load(name); err != nil {
 			// kin-openapi does not say where a reference stands that it cannot follow.
 			if unresolved := doc.Unresolved(); unresolved != nil {
-				return nil, nil, unresolved
+				return nil, unresolved
 			}
-			return nil, nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return spec, operations, nil
+	return &input{spec, doc, operations}, nil
 }
 
 func annotated(operations []policy.Operation) []policy.Operation {
@@ -175,12 +183,14 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	}
 	file, err := weave.Parse(out.Source, out.Types)
 	if err != nil {
-		return nil, out.Redeclared(err)
+		return nil, err
 	}
-	if cfg.Generate.Models {
-		if err := out.Undefined(file.Undefined()); err != nil {
-			return nil, err
-		}
+	var faults []stub.Fault
+	for _, fault := range file.Faults() {
+		faults = append(faults, stub.Fault(fault))
+	}
+	if err := out.Explain(faults); err != nil {
+		return nil, err
 	}
 	section := ""
 	if server {

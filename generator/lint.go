@@ -8,7 +8,6 @@ import (
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
-	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/stub"
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
@@ -21,39 +20,21 @@ func Lint(ctx context.Context, cfg Config) (Findings, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	_, operations, err := read(cfg)
+	in, err := read(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	doc, err := openNodes(cfg)
-	if err != nil {
-		return nil, err
-	}
-	l := linter{extension: cfg.Idempotency.Extension, root: doc.Root()}
-	for _, op := range operations {
-		l.operations = append(l.operations, newLinted(doc, op))
+	l := linter{extension: cfg.Idempotency.Extension, root: in.doc.Root()}
+	for _, op := range in.operations {
+		l.operations = append(l.operations, newLinted(in.doc, op))
 	}
 	for _, rule := range rules {
 		rule(&l)
 	}
 	return l.advice.Sorted(), nil
-}
-
-// openNodes opens the document that policies are read from once more, for the
-// nodes that they do not keep.
-func openNodes(cfg Config) (*document.Document, error) {
-	loader := stub.NewLoader(cfg.FS, cfg.HTTP, cfg.Spec, cfg.AllowRemoteRefsFrom)
-	name := cfg.Spec
-	if overlay := cfg.OutputOptions.Overlay; overlay.Path != "" {
-		var err error
-		if name, _, err = loader.Overlay(cfg.Spec, overlay.Path, overlay.Strict == nil || *overlay.Strict); err != nil {
-			return nil, err
-		}
-	}
-	return document.Load(loader, name)
 }
 
 // rules are all that is advised, in no order that matters.

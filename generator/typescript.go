@@ -17,15 +17,15 @@ func TypeScript(ctx context.Context, cfg Config) ([]byte, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	spec, operations, err := read(cfg)
+	in, err := read(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := prepare(spec, cfg, annotated(operations)); err != nil {
+	if err := prepare(in.spec, cfg, annotated(in.operations)); err != nil {
 		return nil, err
 	}
-	return typescript.New("v"+idempotency.Version, cfg.Idempotency.Extension, operations).Source()
+	return typescript.New("v"+idempotency.Version, cfg.Idempotency.Extension, in.operations).Source()
 }

@@ -137,6 +137,24 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 	return nil, fail("points at nothing: %s has no %q", name, "#"+target.Fragment)
 }
 
+// Lookup returns the member that names lead to from the root, one inside the
+// other and through references, or nil.
+func (d *Document) Lookup(names ...string) *Member {
+	var found *Member
+	n := d.root
+	for _, name := range names {
+		target, err := d.Follow(n)
+		if err != nil {
+			return nil
+		}
+		if found = target.Member(name); found == nil {
+			return nil
+		}
+		n = found.Value
+	}
+	return found
+}
+
 // Unresolved lists the references that cannot be followed, in the root file and in
 // what it refers to, as [Document.Step] finds them. Extensions and data, such as
 // examples, are left out: a $ref in them is none.

@@ -1,6 +1,7 @@
 package stub
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -39,12 +40,13 @@ var cures = []struct {
 
 // A names is what the document calls its parts. oapi-codegen changes that.
 type names struct {
+	doc        *document.Document
 	components []component
 	operations map[*openapi3.Operation]string // operationIds
 }
 
-func namesOf(spec *openapi3.T) names {
-	n := names{components(spec), map[*openapi3.Operation]string{}}
+func namesOf(spec *openapi3.T, doc *document.Document) names {
+	n := names{doc, components(spec, doc), map[*openapi3.Operation]string{}}
 	for _, item := range spec.Paths.Map() {
 		for _, op := range item.Operations() {
 			n.operations[op] = op.OperationID
@@ -78,7 +80,7 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 	if c, ok := failedComponent(n.components, line); ok {
 		finding.Pos, what = c.pos, c.String()
 	} else if e, op := failedOperation(spec, line); op != nil {
-		finding.Pos, what = position(op), e.Method+" "+e.Place.String()
+		finding.Pos, what = positionOf(n.doc, e.Method, e.Place), e.Method+" "+e.Place.String()
 		if id := n.operations[op]; id != "" {
 			otherwise = fmt.Sprintf(`; mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
 		}
@@ -194,95 +196,77 @@ func (n names) inGo() {
 }
 
 // components lists what is under components, sorted by position.
-func components(spec *openapi3.T) []component {
+func components(spec *openapi3.T, doc *document.Document) []component {
 	if spec.Components == nil {
 		return nil
 	}
 	var all []component
-	add := func(kind, name string, extensions map[string]any, origin *openapi3.Origin) {
-		all = append(all, component{kind: kind, name: name, extensions: extensions, pos: at(origin)})
+	add := func(kind, field, name string, extensions map[string]any) {
+		c := component{kind: kind, name: name, extensions: extensions}
+		if m := doc.Lookup("components", field, name); m != nil {
+			c.pos = m.Pos
+		}
+		all = append(all, c)
 	}
 	for name, ref := range spec.Components.Schemas {
-		add("schema", name, ref.Value.Extensions, ref.Value.Origin)
+		add("schema", "schemas", name, ref.Value.Extensions)
 	}
 	for name, ref := range spec.Components.Parameters {
-		add("parameter", name, ref.Value.Extensions, ref.Value.Origin)
+		add("parameter", "parameters", name, ref.Value.Extensions)
 	}
 	for name, ref := range spec.Components.RequestBodies {
-		add("request body", name, ref.Value.Extensions, ref.Value.Origin)
+		add("request body", "requestBodies", name, ref.Value.Extensions)
 	}
 	for name, ref := range spec.Components.Responses {
-		add("response", name, ref.Value.Extensions, ref.Value.Origin)
+		add("response", "responses", name, ref.Value.Extensions)
 	}
-	slices.SortFunc(all, func(a, b component) int { return a.pos.Compare(b.pos) })
+	slices.SortFunc(all, func(a, b component) int { return cmp.Or(a.pos.Compare(b.pos), strings.Compare(a.name, b.name)) })
 	return all
 }
 
-// A parameter of a path is a variable of Go's functions.
-type parameter struct {
-	name, variable string
-	operation      string // "POST /orders/{id}"
-	pos            document.Position
+// positionOf returns where the operation's method stands.
+func positionOf(doc *document.Document, method string, place document.Place) document.Position {
+	if m := operationMember(doc, method, place); m != nil {
+		return m.Pos
+	}
+	return document.Position{}
 }
 
-var redeclared = regexp.MustCompile(`\b(\w+) (?:redeclared in this block|hides the package)`)
+func operationMember(doc *document.Document, method string, place document.Place) *document.Member {
+	method = strings.ToLower(method)
+	switch place.Kind {
+	case document.Webhook:
+		return doc.Lookup("webhooks", place.Name, method)
+	case document.Callback:
+		return doc.Lookup("paths", place.Path, strings.ToLower(place.Method), "callbacks", place.Name, place.URL, method)
+	}
+	return doc.Lookup("paths", place.Name, method)
+}
 
-// Redeclared explains err, which package weave gave for the source, by the
-// components and path parameters that bear the names. It returns err where
-// there are none.
-func (o *Output) Redeclared(err error) error {
-	var findings document.Findings
-	for _, m := range redeclared.FindAllStringSubmatch(err.Error(), -1) {
-		for _, p := range o.parameters {
-			if p.variable == m[1] {
-				findings = append(findings, document.Finding{Pos: p.pos, Message: fmt.Sprintf(
-					"%s: the path parameter %s has a name that oapi-codegen's own code uses, and what it generates does not compile (%s); give the parameter another name in Go with x-go-name",
-					p.operation, p.name, m[0])})
-			}
+// parameterPosition returns where an operation, or its path item, declares a
+// path parameter; failing that, where the operation's method stands.
+func parameterPosition(doc *document.Document, method string, place document.Place, name string) document.Position {
+	op := operationMember(doc, method, place)
+	if op == nil {
+		return document.Position{}
+	}
+	lists := []*document.Node{op.Value.Field("parameters")}
+	if item := doc.Lookup("paths", place.Name, "parameters"); place.Kind == document.Path && item != nil {
+		lists = append(lists, item.Value)
+	}
+	for _, list := range lists {
+		if list == nil {
+			continue
 		}
-		for _, c := range o.components {
-			if c.goName != m[1] {
+		for _, item := range list.Items {
+			node, err := doc.Follow(item)
+			if err != nil {
 				continue
 			}
-			other, cure := "another type of oapi-codegen's", `give it another name with x-go-name`
-			if called := o.calls(strings.TrimSuffix(m[1], o.responseSuffix)); called != "" && strings.HasSuffix(m[1], o.responseSuffix) {
-				other = "what the client's call of " + called + " returns"
-				cure = `set "output-options: {response-type-suffix: HTTPResp}" or "output-options: {resolve-type-name-collisions: true}"`
+			if declared := node.Field("name"); declared != nil && declared.Value == name && node.Field("in").Value == "path" {
+				return node.Pos
 			}
-			findings = append(findings, document.Finding{Pos: c.pos, Message: fmt.Sprintf(
-				"%s and %s have one name in Go, %s, and oapi-codegen cannot generate that; %s", c, other, m[1], cure)})
-			break
 		}
 	}
-	if findings == nil {
-		return err
-	}
-	return findings
-}
-
-// calls returns the method and path of the operation with a client method of
-// this name.
-func (o *Output) calls(name string) string {
-	for _, op := range o.Operations {
-		if op.Place.Kind == document.Path && op.ClientName == name {
-			return op.Method + " " + op.Place.String()
-		}
-	}
-	return ""
-}
-
-// Undefined explains names that the source uses and does not declare, where
-// oapi-codegen has pruned what they stand for. Others may be declared by hand.
-func (o *Output) Undefined(names []string) error {
-	var findings document.Findings
-	for _, c := range o.pruned {
-		if slices.Contains(names, c.goName) {
-			findings = append(findings, document.Finding{Pos: c.pos, Message: fmt.Sprintf(
-				`oapi-codegen leaves out %s, which only a webhook or a callback uses, and generates code that needs it; set "output-options: {skip-prune: true}"`, c)})
-		}
-	}
-	if findings == nil {
-		return nil
-	}
-	return findings
+	return op.Pos
 }

@@ -20,7 +20,7 @@ type definition struct {
 // clashes finds operations that oapi-codegen gives one Go name. It emits both,
 // and the result does not compile; nor does it for webhooks and for callbacks if
 // it emits functions.
-func clashes(definitions []definition, functions bool) error {
+func clashes(doc *document.Document, definitions []definition, functions bool) error {
 	type name struct{ kind, operationID string }
 	first := map[name]definition{}
 	var findings document.Findings
@@ -35,24 +35,15 @@ func clashes(definitions []definition, functions bool) error {
 			continue
 		}
 		findings = append(findings, document.Finding{
-			Pos: position(d.Spec),
+			Pos: positionOf(doc, d.Method, d.place),
 			Message: fmt.Sprintf("%s %s and %s %s (%s) are both called %s in Go; give each an operationId of its own",
-				d.Method, d.place, seen.Method, seen.place, position(seen.Spec), d.OperationId),
+				d.Method, d.place, seen.Method, seen.place, positionOf(doc, seen.Method, seen.place), d.OperationId),
 		})
 	}
 	if findings == nil {
 		return nil
 	}
 	return findings
-}
-
-func position(op *openapi3.Operation) document.Position { return at(op.Origin) }
-
-func at(origin *openapi3.Origin) document.Position {
-	if origin == nil || origin.Key == nil {
-		return document.Position{}
-	}
-	return document.Position{File: origin.Key.File, Line: origin.Key.Line, Column: origin.Key.Column}
 }
 
 // NameAliased gives the operations of a path item that another path aliases an

@@ -31,6 +31,7 @@ type Output struct {
 	pruned         []component // those that are left out, because no operation uses them
 	parameters     []parameter // of paths
 	responseSuffix string
+	models         bool // are generated
 }
 
 // An Operation is one operation as oapi-codegen named it.
@@ -48,13 +49,16 @@ type Operation struct {
 	// ClientMethods are the names of its methods on the client, or on the
 	// initiator of webhooks or callbacks.
 	ClientMethods []string
+
+	pos document.Position
 }
 
 var globals sync.Mutex
 
 // Generate runs oapi-codegen on spec, which it changes. Its source is that of
-// oapi-codegen but for the line that names the version.
-func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
+// oapi-codegen but for the line that names the version. What it fails on is found
+// in doc, which is the same document with positions.
+func Generate(spec *openapi3.T, doc *document.Document, opts codegen.Configuration) (*Output, error) {
 	globals.Lock()
 	defer globals.Unlock()
 
@@ -62,22 +66,23 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 	if opts.OutputOptions.ResponseTypeSuffix == "" {
 		opts.OutputOptions.ResponseTypeSuffix = "Response"
 	}
-	given := namesOf(spec)
+	given := namesOf(spec, doc)
 	source, err := survive(func() (string, error) { return codegen.Generate(spec, opts) })
 	given.inGo()
 	definitions, definitionsErr := definitionsOf(spec)
-	if clash := clashes(definitions, emitsFunctions(opts.Generate)); clash != nil {
+	if clash := clashes(doc, definitions, emitsFunctions(opts.Generate)); clash != nil {
 		return nil, clash // the cause, where err is one of its consequences
 	}
 	if err = cmp.Or(err, definitionsErr); err != nil {
 		return nil, given.explain(spec, err)
 	}
-	left := components(spec)
+	left := components(spec, doc)
 	out := &Output{
 		Source:         withVersions(source),
 		Types:          typeNames(left),
 		components:     given.components,
 		responseSuffix: opts.OutputOptions.ResponseTypeSuffix,
+		models:         opts.Generate.Models,
 	}
 	for _, c := range given.components {
 		if !slices.ContainsFunc(left, c.is) {
@@ -91,6 +96,7 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 			Name:       d.HandlerName(),
 			Alias:      d.IsAlias,
 			ClientName: d.OperationId,
+			pos:        positionOf(doc, d.Method, d.place),
 		}
 		if prefix := Prefix(d.place.Kind); prefix != "" {
 			op.Name = "Handle" + d.OperationId + prefix
@@ -108,7 +114,7 @@ func Generate(spec *openapi3.T, opts codegen.Configuration) (*Output, error) {
 		}
 		out.Operations = append(out.Operations, op)
 		for _, p := range d.PathParams {
-			out.parameters = append(out.parameters, parameter{p.ParamName, p.GoVariableName(), d.Method + " " + d.place.String(), at(p.Spec.Origin)})
+			out.parameters = append(out.parameters, parameter{p.ParamName, p.GoVariableName(), d.Method + " " + d.place.String(), parameterPosition(doc, d.Method, d.place, p.ParamName)})
 		}
 	}
 	return out, nil

@@ -5,12 +5,10 @@ package weave
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/format"
 	"go/parser"
-	"go/scanner"
 	"go/token"
 	"regexp"
 	"slices"
@@ -54,9 +52,9 @@ func Parse(source string, taken []string) (*File, error) {
 		local:   map[string]bool{},
 	}
 	var err error
-	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.DeclarationErrors)
+	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.SkipObjectResolution)
 	if err != nil {
-		return nil, doesNotCompile(source, err)
+		return nil, fmt.Errorf("what oapi-codegen generates for this document is not Go: %w", err)
 	}
 	for _, spec := range f.ast.Imports {
 		path, _ := strconv.Unquote(spec.Path.Value)
@@ -68,9 +66,6 @@ func Parse(source string, taken []string) (*File, error) {
 			f.imports[path] = name
 			f.taken[name] = true
 		}
-	}
-	if err := f.shadowedImports(); err != nil {
-		return nil, err
 	}
 	for _, name := range taken {
 		f.taken[name] = true
@@ -110,80 +105,6 @@ func Parse(source string, taken []string) (*File, error) {
 		return true
 	})
 	return f, nil
-}
-
-var identifier = regexp.MustCompile(`^\w+`)
-
-// doesNotCompile explains why oapi-codegen's output is not Go.
-func doesNotCompile(source string, err error) error {
-	var list scanner.ErrorList
-	if !errors.As(err, &list) {
-		return err
-	}
-	reasons := make([]string, len(list))
-	for i, e := range list {
-		reasons[i], _, _ = strings.Cut(e.Msg, "\n")
-		if strings.HasPrefix(e.Msg, "no new variables") { // which stand there
-			reasons[i] = identifier.FindString(source[e.Pos.Offset:]) + " redeclared in this block"
-		}
-	}
-	return cannotCompile(strings.Join(slices.Compact(reasons), "; "))
-}
-
-func cannotCompile(reason string) error {
-	return fmt.Errorf("what oapi-codegen generates for this document does not compile: %s; if that is the name of a parameter, give it another with x-go-name", reason)
-}
-
-// shadowedImports finds functions where a parameter of the document hides a
-// package that oapi-codegen uses beside it.
-func (f *File) shadowedImports() error {
-	for fn := range f.functions {
-		plain := map[string]bool{} // variables that have no fields
-		declare := func(names []*ast.Ident, kind ast.Expr) {
-			if _, ok := kind.(*ast.Ident); !ok {
-				return
-			}
-			for _, name := range names {
-				plain[name.Name] = f.taken[name.Name]
-			}
-		}
-		for _, field := range fn.Type.Params.List {
-			declare(field.Names, field.Type)
-		}
-		for _, statement := range fn.Body.List {
-			if decl, ok := statement.(*ast.DeclStmt); ok {
-				for _, spec := range decl.Decl.(*ast.GenDecl).Specs {
-					if value, ok := spec.(*ast.ValueSpec); ok {
-						declare(value.Names, value.Type)
-					}
-				}
-			}
-		}
-		var hidden string
-		ast.Inspect(fn.Body, func(n ast.Node) bool {
-			if selector, ok := n.(*ast.SelectorExpr); ok {
-				if x, ok := selector.X.(*ast.Ident); ok && plain[x.Name] {
-					hidden = x.Name
-				}
-			}
-			return true
-		})
-		if hidden != "" {
-			return cannotCompile(fmt.Sprintf("in %s the parameter %s hides the package %s", fn.Name.Name, hidden, hidden))
-		}
-	}
-	return nil
-}
-
-// Undefined lists the names that the file uses and neither declares nor imports:
-// predeclared ones, and those that other files of the package must declare.
-func (f *File) Undefined() []string {
-	names := make([]string, len(f.ast.Unresolved))
-	for i, ident := range f.ast.Unresolved {
-		names[i] = ident.Name
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // Declare returns a name for a new package-level declaration: name, or name

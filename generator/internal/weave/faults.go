@@ -1,0 +1,118 @@
+package weave
+
+import (
+	"errors"
+	"go/ast"
+	"go/token"
+	"go/types"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// A Fault is something that keeps a file from compiling.
+type Fault struct {
+	// Message is the compiler's, such as "undefined: Order".
+	Message string
+	// In is the package-level declaration that it is in: its name, or that of
+	// the receiver where it is a method.
+	In string
+}
+
+// Faults lists what keeps the file from compiling, as far as that shows without
+// the packages that it imports: nothing is said of what comes from them. What is
+// undefined may be declared in another file of the package.
+func (f *File) Faults() []Fault {
+	var faults []Fault
+	add := func(pos token.Pos, message string) {
+		fault := Fault{message, f.declaration(pos)}
+		if !slices.Contains(faults, fault) {
+			faults = append(faults, fault)
+		}
+	}
+	info := types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+	check := types.Config{Importer: unknown{}, Error: func(err error) {
+		if e := err.(types.Error); !e.Soft && !doubtful.MatchString(e.Msg) {
+			message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
+			add(e.Pos, message)
+		}
+	}}
+	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, &info) // its error is the first of those
+	for _, x := range f.hiding(&info) {
+		add(x.Pos(), x.Name+" hides the package "+x.Name)
+	}
+	return faults
+}
+
+// hiding lists where a variable of the document's, which is no pointer, stands in
+// place of the package whose name it has.
+func (f *File) hiding(info *types.Info) []*ast.Ident {
+	imported := map[string]bool{}
+	for _, name := range f.imports {
+		imported[name] = true
+	}
+	plain := map[types.Object]bool{}
+	declare := func(names []*ast.Ident, kind ast.Expr) {
+		if _, pointer := kind.(*ast.StarExpr); pointer || kind == nil {
+			return
+		}
+		for _, name := range names {
+			plain[info.Defs[name]] = imported[name.Name]
+		}
+	}
+	var hiding []*ast.Ident
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncType:
+			for _, field := range n.Params.List {
+				declare(field.Names, field.Type)
+			}
+		case *ast.ValueSpec:
+			declare(n.Names, n.Type)
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && plain[info.Uses[x]] {
+				hiding = append(hiding, x)
+			}
+		}
+		return true
+	})
+	return hiding
+}
+
+// doubtful are messages that follow from others, or that an import may have
+// caused.
+var doubtful = regexp.MustCompile(`^could not import|^\t|no field or method|missing method|missing return|does not implement`)
+
+// declaration names the package-level declaration that pos is in.
+func (f *File) declaration(pos token.Pos) string {
+	for _, decl := range f.ast.Decls {
+		if pos < decl.Pos() || pos >= decl.End() {
+			continue
+		}
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if decl.Recv == nil {
+				return decl.Name.Name
+			}
+			receiver := decl.Recv.List[0].Type
+			if pointer, ok := receiver.(*ast.StarExpr); ok {
+				receiver = pointer.X
+			}
+			return f.text(receiver)
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				if spec, ok := spec.(*ast.TypeSpec); ok && pos >= spec.Pos() && pos < spec.End() {
+					return spec.Name.Name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// unknown imports every package as one that nothing is known of.
+type unknown struct{}
+
+func (unknown) Import(path string) (*types.Package, error) {
+	return types.NewPackage(path, packageName(path)), errors.New("not read")
+}
