@@ -4,14 +4,14 @@
 //	go run ./examples/orders               the server
 //	go run ./examples/worker -orders 100   kill it at any time, and start it again
 //
-// Orders and journal are in one SQLite file. An order is taken, and its charge
+// Orders and journal are in one database: an SQLite file, or the PostgreSQL that
+// DATABASE_URL names. An order is taken, and its charge
 // added to the journal, in one transaction; it is marked as charged, and the
 // charge done, in another. Between the two the worker may die at any time.
 package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
@@ -20,6 +20,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/jmoiron/sqlx"
+	_ "github.com/lib/pq"
 	_ "modernc.org/sqlite"
 
 	"github.com/oapi-idempotent/oapi-idempotent/examples/orders/api"
@@ -30,19 +32,19 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("worker: ")
 	server := flag.String("server", "http://127.0.0.1:8080", "`URL` of the server of examples/orders")
-	file := flag.String("sqlite", "worker.db", "`file` of the orders and their journal")
+	file := flag.String("sqlite", "worker.db", "`file` of the orders and their journal, unless DATABASE_URL names a PostgreSQL")
 	orders := flag.Int("orders", 0, "how many orders to take before all that are not charged are charged")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *server, *file, *orders); err != nil {
+	if err := run(ctx, *server, os.Getenv("DATABASE_URL"), *file, *orders); err != nil {
 		stop()
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, server, file string, orders int) (err error) {
-	w, err := open(ctx, server, file)
+func run(ctx context.Context, server, postgres, sqlite string, orders int) (err error) {
+	w, err := open(ctx, server, postgres, sqlite)
 	if err != nil {
 		return err
 	}
@@ -66,17 +68,22 @@ func run(ctx context.Context, server, file string, orders int) (err error) {
 }
 
 type worker struct {
-	db      *sql.DB
+	db      *sqlx.DB
 	journal *sqlstore.Journal
 	client  *api.ClientWithResponses
 }
 
-func open(ctx context.Context, server, file string) (*worker, error) {
+// open opens the PostgreSQL of a DSN, or the SQLite file if there is none.
+func open(ctx context.Context, server, postgres, sqlite string) (*worker, error) {
 	client, err := api.NewClientWithResponses(server)
 	if err != nil {
 		return nil, err
 	}
-	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN(file))
+	driver, dsn := "postgres", postgres
+	if postgres == "" {
+		driver, dsn = "sqlite", sqlstore.SQLiteDSN(sqlite)
+	}
+	db, err := sqlx.Open(driver, dsn)
 	if err != nil {
 		return nil, err
 	}
@@ -87,15 +94,19 @@ func open(ctx context.Context, server, file string) (*worker, error) {
 	return &worker{db, journal, client}, nil
 }
 
-func migrate(ctx context.Context, db *sql.DB) (*sqlstore.Journal, error) {
-	journal, err := sqlstore.NewSQLiteJournal(db, sqlstore.JournalConfig{})
+func migrate(ctx context.Context, db *sqlx.DB) (*sqlstore.Journal, error) {
+	newJournal, id := sqlstore.NewPostgresJournal, "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+	if db.DriverName() == "sqlite" {
+		newJournal, id = sqlstore.NewSQLiteJournal, "integer PRIMARY KEY"
+	}
+	journal, err := newJournal(db.DB, sqlstore.JournalConfig{})
 	if err != nil {
 		return nil, err
 	}
 	if err := journal.Migrate(ctx); err != nil {
 		return nil, err
 	}
-	_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS orders (id integer PRIMARY KEY, amount integer NOT NULL, payment integer)`)
+	_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS orders (id `+id+`, amount bigint NOT NULL, payment bigint)`)
 	return journal, err
 }
 
@@ -104,7 +115,7 @@ const chargeOrder = "charge order %d"
 
 // take takes an order and decides to charge it: both, or neither.
 func (w *worker) take(ctx context.Context) error {
-	tx, err := w.db.BeginTx(ctx, nil)
+	tx, err := w.db.BeginTxx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -126,7 +137,7 @@ func (w *worker) charge(ctx context.Context, name string) error {
 	if _, err := fmt.Sscanf(name, chargeOrder, &order); err != nil {
 		return err
 	}
-	if err := w.db.QueryRowContext(ctx, `SELECT amount FROM orders WHERE id = ?`, order).Scan(&amount); err != nil {
+	if err := w.db.QueryRowContext(ctx, w.db.Rebind(`SELECT amount FROM orders WHERE id = ?`), order).Scan(&amount); err != nil {
 		return err
 	}
 	call, err := w.journal.Begin(ctx, name)
@@ -149,12 +160,12 @@ func (w *worker) charge(ctx context.Context, name string) error {
 
 // charged notes the payment and ends the call: both, or neither.
 func (w *worker) charged(ctx context.Context, name string, order, payment int64) error {
-	tx, err := w.db.BeginTx(ctx, nil)
+	tx, err := w.db.BeginTxx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback()
-	if _, err := tx.ExecContext(ctx, `UPDATE orders SET payment = ? WHERE id = ?`, payment, order); err != nil {
+	if _, err := tx.ExecContext(ctx, tx.Rebind(`UPDATE orders SET payment = ? WHERE id = ?`), payment, order); err != nil {
 		return err
 	}
 	if err := w.journal.Done(ctx, tx, name); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/examples/orders/api"
+	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
 
@@ -57,12 +58,18 @@ func serve(t *testing.T) string {
 	return strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 }
 
+// A database is what a worker keeps its orders in.
+type database struct{ driver, dsn string }
+
 // work runs the worker until it ends or, if it is given a time, is killed after
 // that much of its work.
-func work(t *testing.T, server, file, orders string, life time.Duration) (killed bool) {
+func work(t *testing.T, server string, db database, orders string, life time.Duration) (killed bool) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "-server", server, "-sqlite", file, "-orders", orders)
-	cmd.Env = append(os.Environ(), asCommand+"=1")
+	cmd := exec.Command(os.Args[0], "-server", server, "-sqlite", db.dsn, "-orders", orders)
+	cmd.Env = append(os.Environ(), asCommand+"=1", "DATABASE_URL=")
+	if db.driver == "postgres" {
+		cmd.Env = append(cmd.Env, "DATABASE_URL="+db.dsn)
+	}
 	cmd.Stderr = t.Output()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -101,15 +108,53 @@ func work(t *testing.T, server, file, orders string, life time.Duration) (killed
 // TestKilledAtRandomItChargesEachOrderOnce kills thirty workers in the midst of
 // their work.
 func TestKilledAtRandomItChargesEachOrderOnce(t *testing.T) {
-	server, file := serve(t), filepath.Join(t.TempDir(), "worker.db")
+	t.Run("SQLite", func(t *testing.T) {
+		chargesEachOrderOnce(t, database{"sqlite", filepath.Join(t.TempDir(), "worker.db")})
+	})
+	t.Run("PostgreSQL", func(t *testing.T) { chargesEachOrderOnce(t, database{"postgres", pgtest.DSN(t)}) })
+}
+
+// quiet waits until PostgreSQL has noticed that all workers are gone: it commits
+// what they asked for last.
+func quiet(t *testing.T, db *sql.DB) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var others int
+		err := db.QueryRow(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).Scan(&others)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if others == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections of workers that were killed are still there", others)
+		}
+	}
+}
+
+func chargesEachOrderOnce(t *testing.T, in database) {
+	server := serve(t)
 	kills := 0
 	// On a busy machine a process takes long to begin: then fewer do.
 	for begun := time.Now(); kills < 30 && time.Since(begun) < 20*time.Second; {
-		if work(t, server, file, "4", rand.N(120*time.Millisecond)+time.Millisecond) {
+		if work(t, server, in, "4", rand.N(120*time.Millisecond)+time.Millisecond) {
 			kills++
 		}
 	}
-	work(t, server, file, "0", 0)
+	dsn := in.dsn
+	if in.driver == "sqlite" {
+		dsn = sqlstore.SQLiteDSN(dsn)
+	}
+	db, err := sql.Open(in.driver, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if in.driver == "postgres" {
+		quiet(t, db)
+	}
+	work(t, server, in, "0", 0)
 	if kills < 10 {
 		t.Errorf("only %d workers were killed", kills)
 	}
@@ -126,11 +171,6 @@ func TestKilledAtRandomItChargesEachOrderOnce(t *testing.T) {
 	for _, p := range *payments.JSON200 {
 		paid[p.Id] = p.Amount
 	}
-	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
 	rows, err := db.Query(`SELECT id, amount, coalesce(payment, 0) FROM orders`)
 	if err != nil {
 		t.Fatal(err)
