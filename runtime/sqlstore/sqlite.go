@@ -65,6 +65,8 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 			"{expires_in}", "expires_at - "+sqliteNow,
 		),
 	}
+	s.writer = newSQLiteWriter(s, !o.alone)
+	s.inTx.slots = s.writer.turn
 	if err := s.checkSQLite(); err != nil {
 		return nil, fmt.Errorf("sqlstore: SQLite: %w", err)
 	}

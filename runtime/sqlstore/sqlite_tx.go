@@ -10,7 +10,8 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
 
-func (sqlite) slots(int) int { return 1 }
+// slots is the writer's turn, which NewSQLite sets.
+func (sqlite) slots(int) int { return 0 }
 
 func (sqlite) isolation() sql.IsolationLevel { return sql.LevelDefault }
 

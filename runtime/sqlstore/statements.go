@@ -18,7 +18,7 @@ const (
 
 	insertSQL = `INSERT INTO {table} (key_hash, claim_id, owner, fingerprint, at_most_once, lease_until, expires_at, operation, key)
 VALUES (?, ?, ?, ?, ?, {after}, CASE WHEN ? THEN {never} ELSE {after} END, {text}, {text})
-ON CONFLICT (key_hash) DO NOTHING RETURNING {row}`
+ON CONFLICT (key_hash) DO NOTHING`
 
 	// A row of which nothing is left, or whose claimant died, becomes another's.
 	takeoverSQL = `UPDATE {table} SET claim_id = ?, owner = ?, fingerprint = ?, state = 0, at_most_once = ?,
@@ -101,7 +101,7 @@ func newStatements(words ...string) statements {
 		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
 		release: expand(releaseSQL), disown: expand(disownSQL), record: expand(recordSQL),
 		claimMany: expand(claimManySQL), settleMany: expand(settleManySQL),
-		insertOrRead: expand("WITH ins AS (" + insertSQL + ") SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
+		insertOrRead: expand("WITH ins AS (" + insertSQL + " RETURNING {row}) SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
 	}
 }
 

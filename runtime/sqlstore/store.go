@@ -29,8 +29,9 @@ const disownTimeout = 5 * time.Second
 // any number of processes, may use one table.
 type Store struct {
 	db       *sqlx.DB
-	txDB     *sqlx.DB // the application's, for its transactions; nil: none
-	direct   *direct  // what sends the store's own statements, if the pool is its own
+	txDB     *sqlx.DB      // the application's, for its transactions; nil: none
+	direct   *direct       // what sends the store's own statements, if the pool is its own
+	writer   *sqliteWriter // what sends them to SQLite, but for those that read
 	dialect  dialect
 	table    table
 	sql      statements
@@ -148,10 +149,20 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 		queries = append(queries, s.bind(b.statement, b.args...))
 	}
 	id, unknown := c.ID, inFlight(c)
+	inserted := idempotency.Row{
+		ID: c.ID, Owner: c.Owner, Fingerprint: bytes.Clone(c.Fingerprint), LeaseLeft: c.Lease, AtMostOnce: c.AtMostOnce, Attempt: 1,
+	}
 	return call(ctx, s, "claim", func() (idempotency.Row, error) {
 		row := unknown
 		err := s.persist(ctx, func() (bool, error) {
 			for _, q := range queries {
+				if q.statement == s.sql.insert {
+					if n, err := s.exec(ctx, q); err != nil || n > 0 {
+						row = inserted
+						return n > 0, err
+					}
+					continue
+				}
 				read, found, err := s.row(ctx, q)
 				if err != nil || found {
 					row = read
@@ -462,20 +473,26 @@ func (s *Store) bind(st *statement, args ...any) query {
 
 // row sends a query that returns one row or none.
 func (s *Store) row(ctx context.Context, q query) (idempotency.Row, bool, error) {
-	if s.direct != nil {
-		a, err := s.direct.run(ctx, q)
+	if run := s.runner(q); run != nil {
+		a, err := run(ctx, q)
 		return a.row, a.found, err
 	}
-	var r record
-	var err error
-	if s.prepared {
-		var st *sqlx.Stmt
-		if st, err = s.prepare(ctx, q.statement); err == nil {
-			err = st.GetContext(ctx, &r, q.args...)
+	return oneRow(func(r *record) error {
+		if !s.prepared {
+			return s.db.GetContext(ctx, r, q.text, q.args...)
 		}
-	} else {
-		err = s.db.GetContext(ctx, &r, q.text, q.args...)
-	}
+		st, err := s.prepare(ctx, q.statement)
+		if err != nil {
+			return err
+		}
+		return st.GetContext(ctx, r, q.args...)
+	})
+}
+
+// oneRow returns the row that get gets, or none.
+func oneRow(get func(*record) error) (idempotency.Row, bool, error) {
+	var r record
+	err := get(&r)
 	if errors.Is(err, sql.ErrNoRows) {
 		return idempotency.Row{}, false, nil
 	}
@@ -486,11 +503,22 @@ func (s *Store) row(ctx context.Context, q query) (idempotency.Row, bool, error)
 	return row, err == nil, err
 }
 
+// runner returns what sends the query, if it is not simply the pool.
+func (s *Store) runner(q query) func(context.Context, query) (answer, error) {
+	switch {
+	case s.direct != nil:
+		return s.direct.run
+	case s.writer != nil && q.statement != s.sql.read:
+		return s.writer.run
+	}
+	return nil
+}
+
 // exec sends a query that returns no rows and returns how many it wrote.
 func (s *Store) exec(ctx context.Context, q query) (int64, error) {
-	if s.direct != nil {
+	if run := s.runner(q); run != nil {
 		q.exec = true
-		a, err := s.direct.run(ctx, q)
+		a, err := run(ctx, q)
 		if a.found {
 			return 1, err
 		}

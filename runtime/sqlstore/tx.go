@@ -462,16 +462,7 @@ func (s *Store) bindTx(st *statement, args ...any) query {
 
 // rowTx sends a query that returns one row or none.
 func rowTx(ctx context.Context, tx *sqlx.Tx, q query) (idempotency.Row, bool, error) {
-	var r record
-	err := tx.GetContext(ctx, &r, q.text, q.args...)
-	if errors.Is(err, sql.ErrNoRows) {
-		return idempotency.Row{}, false, nil
-	}
-	if err != nil {
-		return idempotency.Row{}, false, err
-	}
-	row, err := r.row()
-	return row, err == nil, err
+	return oneRow(func(r *record) error { return tx.GetContext(ctx, r, q.text, q.args...) })
 }
 
 // lockOf returns, as SQL, the advisory lock that stands for a key in this table,
