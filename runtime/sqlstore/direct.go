@@ -32,6 +32,8 @@ const (
 	// how long those wait who come later.
 	maxTogether      = 128
 	maxTogetherBytes = 1 << 20
+	// patience ends the queueing behind a connection that may have died.
+	patience = 250 * time.Millisecond
 	// maxAside is the size, in bytes, from which a call does not run together
 	// with others.
 	maxAside = 64 << 10
@@ -201,7 +203,8 @@ func (d *direct) alone(ctx context.Context, q query) (a answer, err error) {
 func (d *direct) group(many *statement, hash int) *group[query, answer] {
 	of := func(q query) []byte { return q.args[hash].([]byte) }
 	return &group[query, answer]{
-		alone: d.alone,
+		alone:    d.alone,
+		patience: patience,
 		joins: func(with []query, q query) bool {
 			size := q.size()
 			for _, other := range with {

@@ -9,10 +9,6 @@ import (
 	"time"
 )
 
-// patience is how long a call may be under way before those that come later
-// stop queueing behind it: its connection may have died.
-const patience = 250 * time.Millisecond
-
 // errUnsent says that a call failed before anything was asked of the server.
 var errUnsent = errors.New("nothing was sent")
 
@@ -32,6 +28,9 @@ type group[Q, R any] struct {
 	together func([]Q) func(context.Context) ([]R, error)
 	// joins reports whether a call may run together with those there are.
 	joins func(with []Q, q Q) bool
+	// patience is how long a call may be under way before those that come later
+	// stop queueing behind it; 0: for ever.
+	patience time.Duration
 
 	mu    sync.Mutex
 	busy  bool
@@ -56,7 +55,7 @@ type groupRun struct {
 
 func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	g.mu.Lock()
-	if g.busy && time.Since(g.began) < patience {
+	if g.busy && (g.patience == 0 || time.Since(g.began) < g.patience) {
 		w := &waiter[Q, R]{call: q, done: make(chan struct{})}
 		g.queue = append(g.queue, w)
 		g.mu.Unlock()

@@ -174,6 +174,10 @@ func (sqlite) sweep(ctx context.Context, s *Store, max int, swept *atomic.Int64)
 		var n int64
 		began := time.Now()
 		err := s.persist(ctx, func() (bool, error) {
+			if err := s.writer.take(ctx); err != nil {
+				return false, err
+			}
+			defer s.writer.giveBack()
 			result, err := s.db.ExecContext(ctx, fmt.Sprintf(
 				"DELETE FROM %[1]s WHERE rowid IN (SELECT rowid FROM %[1]s WHERE expires_at <= %[2]s LIMIT %[3]d)",
 				s.table, sqliteNow, limit))

@@ -82,10 +82,20 @@ type sqliteConn struct {
 
 var errPastTx = errors.New("sqlstore: a write of the handler's past its transaction, which is SQLite's one writer, would wait for itself; write through sqlstore.Tx(ctx)")
 
+// runningTx returns the transaction of the handler that ctx belongs to, while
+// that runs.
+func runningTx(ctx context.Context) *heldTx {
+	held, _ := idempotency.RunContext(ctx).Value(txKey{}).(*heldTx)
+	if held == nil || held.over.Load() {
+		return nil
+	}
+	return held
+}
+
 // send calls with the busy timeout that its context allows.
 func send[T any](ctx context.Context, c *sqliteConn, call func() (T, error)) (T, error) {
-	held, _ := idempotency.RunContext(ctx).Value(txKey{}).(*heldTx)
-	itself := held != nil && !held.over.Load() && held.conn != nil && held.conn != c && held.conn.file == c.file
+	held := runningTx(ctx)
+	itself := held != nil && held.conn != nil && held.conn != c && held.conn.file == c.file
 	if err := c.setWait(!itself); err != nil {
 		var none T
 		return none, err

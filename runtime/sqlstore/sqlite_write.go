@@ -43,6 +43,9 @@ func newSQLiteWriter(s *Store, grouped bool) *sqliteWriter {
 
 // run sends a write, and returns when it is durable.
 func (w *sqliteWriter) run(ctx context.Context, q query) (answer, error) {
+	if err := w.mayWait(ctx); err != nil {
+		return answer{}, err
+	}
 	do := w.alone
 	if w.group != nil {
 		do = w.group.do
@@ -52,6 +55,14 @@ func (w *sqliteWriter) run(ctx context.Context, q query) (answer, error) {
 		err = done.err
 	}
 	return done.answer, err
+}
+
+// mayWait fails if ctx is of a handler whose transaction has the turn.
+func (w *sqliteWriter) mayWait(ctx context.Context) error {
+	if held := runningTx(ctx); w != nil && held != nil && held.store == w.store {
+		return errPastTx
+	}
+	return nil
 }
 
 // take waits for the turn to write.
@@ -101,7 +112,7 @@ func (w *sqliteWriter) together(queries []query) func(context.Context) ([]writte
 		if err != nil {
 			return nil, err
 		}
-		defer tx.Rollback() // does nothing after Commit
+		defer tx.Rollback()        // does nothing after Commit
 		ctx = context.Background() // what interrupts a statement undoes the transaction
 		for st, p := range prepared {
 			prepared[st] = tx.StmtxContext(ctx, p)

@@ -25,9 +25,10 @@ type (
 
 // A heldTx is what a run knows of its transaction.
 type heldTx struct {
-	tx   *sqlx.Tx
-	conn *sqliteConn // that holds it, if it is of OpenSQLite's
-	over atomic.Bool // the handler has returned
+	store *Store
+	tx    *sqlx.Tx
+	conn  *sqliteConn // that holds it, if it is of OpenSQLite's
+	over  atomic.Bool // the handler has returned
 }
 
 // Tx returns the transaction of a handler that runs under guarantee:
@@ -143,7 +144,10 @@ func (t *inTx) giveBack() {
 // connections break, else as the server's tcp_keepalives_* and
 // client_connection_check_interval say.
 func (s *Store) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
-	t := &transaction{store: s, claim: c, ctx: ctx, held: &heldTx{}}
+	t := &transaction{store: s, claim: c, ctx: ctx, held: &heldTx{store: s}}
+	if err := s.writer.mayWait(ctx); err != nil {
+		return idempotency.Row{}, err
+	}
 	if !s.inTx.enter(c.Hash, s.dialect.slots(s.txDB.Stats().MaxOpenConnections)) {
 		if s.inTx.running(c.Hash) {
 			return inFlight(c), nil
