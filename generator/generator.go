@@ -82,20 +82,13 @@ type input struct {
 	operations []policy.Operation
 }
 
-// read reads the document twice: for oapi-codegen, and for its annotations,
-// which need the positions that the first reading loses.
+// read reads the document, for oapi-codegen and for its annotations.
 func read(cfg Config) (*input, error) {
 	loader := stub.NewLoader(cfg.FS, cfg.HTTP, cfg.Spec, cfg.AllowRemoteRefsFrom)
-	name := cfg.Spec
-	var spec *openapi3.T
-	if overlay := cfg.OutputOptions.Overlay; overlay.Path != "" {
-		var err error
-		name, spec, err = loader.Overlay(cfg.Spec, overlay.Path, overlay.Strict == nil || *overlay.Strict)
-		if err != nil {
-			return nil, err
-		}
+	doc, err := loader.Document(cfg.Spec)
+	if overlay := cfg.OutputOptions.Overlay; err == nil && overlay.Path != "" {
+		doc, err = loader.Overlay(cfg.Spec, doc, overlay.Path, overlay.Strict == nil || *overlay.Strict)
 	}
-	doc, err := document.Load(loader, name)
 	if err != nil {
 		return nil, err
 	}
@@ -107,14 +100,9 @@ func read(cfg Config) (*input, error) {
 	if err != nil {
 		return nil, err
 	}
-	if spec == nil {
-		if spec, err = loader.Load(name); err != nil {
-			// kin-openapi does not say where a reference stands that it cannot follow.
-			if unresolved := doc.Unresolved(); unresolved != nil {
-				return nil, unresolved
-			}
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
+	spec, err := loader.Load(cfg.Spec, doc)
+	if err != nil {
+		return nil, err
 	}
 	return &input{spec, doc, operations}, nil
 }

@@ -18,10 +18,13 @@ type Document struct {
 	fsys  fs.FS
 	root  *Node
 	files map[string]*file
+	// merged are the names of files that nodes of the root file were written in.
+	merged map[string]bool
 }
 
 // A file is what was read under a name: a tree, or the error that reading gave.
 type file struct {
+	size int // bytes
 	root *Node
 	err  error
 }
@@ -42,6 +45,10 @@ func Load(fsys fs.FS, name string) (*Document, error) {
 	return doc, nil
 }
 
+// Merged says that what stands in the file name is part of the root file, into
+// which it has been merged: references there are the root file's.
+func (d *Document) Merged(name string) { d.merged = map[string]bool{name: true} }
+
 // Root is the document's outermost value.
 func (d *Document) Root() *Node { return d.root }
 
@@ -55,6 +62,7 @@ func (d *Document) open(name string) (*Node, error) {
 	if err != nil {
 		f.err = err
 	} else {
+		f.size = len(data)
 		f.root, f.err = parse(name, data)
 	}
 	return f.root, f.err
@@ -108,6 +116,9 @@ func (d *Document) lookUp(ref *Node) (*Node, error) {
 		return nil, fail("is not a URI reference; write a path and a fragment, such as other.yaml#/pathItems/orders")
 	}
 	name := ref.Pos.File
+	if d.merged[name] {
+		name = d.root.Pos.File
+	}
 	switch {
 	case target.Host != "":
 		name = path.Join(target.Scheme+":", target.Host, target.Path)

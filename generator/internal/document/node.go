@@ -1,6 +1,9 @@
 package document
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // A Kind is the JSON type of a node.
 type Kind uint8
@@ -26,6 +29,7 @@ func (k Kind) String() string {
 type Node struct {
 	Pos  Position
 	Kind Kind
+	home int32
 	// Value is the text of a scalar: "true" or "false" of a Bool, a Number as
 	// it was written, a String without its quotes.
 	Value string
@@ -41,6 +45,19 @@ type Member struct {
 	Name  string
 	Pos   Position // of the name
 	Value *Node
+}
+
+// Describe names the value in a message.
+func (n *Node) Describe() string {
+	switch n.Kind {
+	case Bool:
+		return n.Value
+	case Number:
+		return "the number " + n.Value
+	case String:
+		return "the string " + strconv.Quote(n.Value)
+	}
+	return n.Kind.String()
 }
 
 // Get returns the value of the member name, the last one if JSON repeats it,
@@ -74,16 +91,29 @@ func (n *Node) Ref() *Node {
 	return nil
 }
 
-// Field is [Node.Get] as kin-openapi reads the fields of OpenAPI's own objects:
-// failing the exact name, one that differs in case only.
-func (n *Node) Field(name string) *Node {
-	if v := n.Get(name); v != nil || n == nil {
-		return v
+// Home is the line of the name that an object in YAML is the value of, or, if it
+// is an item of a list or a whole file, of its own first name. It is 0 in JSON,
+// and negative of an object with a merge key, which stands in several places.
+func (n *Node) Home() int { return int(n.home) }
+
+// FieldMember is [Node.Field] with the name's position.
+func (n *Node) FieldMember(name string) *Member {
+	if m := n.Member(name); m != nil || n == nil {
+		return m
 	}
 	for i := len(n.Members) - 1; i >= 0; i-- {
 		if strings.EqualFold(n.Members[i].Name, name) {
-			return n.Members[i].Value
+			return &n.Members[i]
 		}
+	}
+	return nil
+}
+
+// Field is [Node.Get] as kin-openapi reads the fields of OpenAPI's own objects:
+// failing the exact name, one that differs in case only.
+func (n *Node) Field(name string) *Node {
+	if m := n.FieldMember(name); m != nil {
+		return m.Value
 	}
 	return nil
 }

@@ -31,6 +31,7 @@ func parse(name string, data []byte) (*Node, error) {
 	}
 	c := yamlConverter{name: name, lines: lineCount(data), nodes: make(map[*yaml.Node]*Node)}
 	root := c.convert(doc.Content[0])
+	root.settle(0)
 	if len(c.findings) > 0 {
 		return nil, c.findings
 	}
@@ -130,10 +131,15 @@ func (c *yamlConverter) convert(y *yaml.Node) *Node {
 	case yaml.SequenceNode:
 		n.Kind = List
 		for _, item := range y.Content {
-			n.Items = append(n.Items, c.convert(item))
+			converted := c.convert(item)
+			converted.settle(0)
+			n.Items = append(n.Items, converted)
 		}
 	default:
-		n.Kind, n.Value = scalar(y)
+		var err error
+		if n.Kind, n.Value, err = scalar(y); err != nil {
+			c.reject(y, "not valid YAML: %s; write a value that its tag allows, or remove the tag", strings.TrimPrefix(err.Error(), "yaml: "))
+		}
 	}
 	c.nodes[y] = n
 	return n
@@ -148,17 +154,19 @@ func (c *yamlConverter) members(n *Node, y *yaml.Node) {
 			merges = append(merges, value)
 			continue
 		}
-		name := c.convert(key)
-		if name.Kind == List || name.Kind == Object {
-			c.reject(key, "a name must be a scalar; write it in quotes")
+		name, ok := c.memberName(key)
+		if !ok {
+			c.reject(key, "a name must be a string, a number or a boolean; write it in quotes")
 			continue
 		}
-		if line, ok := seen[name.Value]; ok {
-			c.reject(key, "%q is already defined in line %d; remove one of them", name.Value, line)
+		if line, ok := seen[name]; ok {
+			c.reject(key, "%q is already defined in line %d; remove one of them", name, line)
 			continue
 		}
-		seen[name.Value] = key.Line
-		n.Members = append(n.Members, Member{name.Value, c.pos(key), c.convert(value)})
+		seen[name] = key.Line
+		converted := c.convert(value)
+		converted.settle(key.Line)
+		n.Members = append(n.Members, Member{name, c.pos(key), converted})
 	}
 	merge := func(y *yaml.Node) {
 		from := c.convert(y)
@@ -173,6 +181,9 @@ func (c *yamlConverter) members(n *Node, y *yaml.Node) {
 			}
 		}
 	}
+	if merges != nil {
+		n.home = -1
+	}
 	for _, y := range merges {
 		if y.Kind != yaml.SequenceNode {
 			merge(y)
@@ -184,16 +195,69 @@ func (c *yamlConverter) members(n *Node, y *yaml.Node) {
 	}
 }
 
-func scalar(y *yaml.Node) (Kind, string) {
+// memberName returns the name that a key stands for. Numbers are names in their
+// plainest form: 0x10 is "16", as kin-openapi has it.
+func (c *yamlConverter) memberName(key *yaml.Node) (string, bool) {
+	switch n := c.convert(key); n.Kind {
+	case String, Bool:
+		return n.Value, true
+	case Number:
+		switch v := plainNumber(n.Value).(type) {
+		case int:
+			return strconv.Itoa(v), true
+		case float64:
+			return strconv.FormatFloat(v, 'g', -1, 64), true
+		}
+	}
+	return "", false
+}
+
+// settle gives an object its home, the first time that it is somebody's value:
+// an alias comes later.
+func (n *Node) settle(line int) {
+	if n.Kind != Object || n.home != 0 {
+		return
+	}
+	if line == 0 && len(n.Members) > 0 {
+		line = n.Members[0].Pos.Line
+	}
+	n.home = int32(line)
+}
+
+func scalar(y *yaml.Node) (Kind, string, error) {
+	if y.Style&yaml.TaggedStyle != 0 {
+		return taggedScalar(y)
+	}
 	switch y.ShortTag() {
 	case "!!null":
-		return Null, y.Value
+		return Null, y.Value, nil
 	case "!!bool":
-		return Bool, strings.ToLower(y.Value)
+		return Bool, strings.ToLower(y.Value), nil
 	case "!!int", "!!float":
-		return Number, y.Value
+		return Number, y.Value, nil
 	}
-	return String, y.Value
+	return String, y.Value, nil
+}
+
+// taggedScalar reads a value of the type that its author names, as a document in
+// JSON would write it.
+func taggedScalar(y *yaml.Node) (Kind, string, error) {
+	var v any
+	if err := y.Decode(&v); err != nil {
+		return Null, "", err
+	}
+	text, err := json.Marshal(v)
+	switch v := v.(type) {
+	case nil:
+		return Null, "null", nil
+	case bool:
+		return Bool, string(text), nil
+	case int, int64, uint64, float64:
+		return Number, string(text), err
+	case string:
+		return String, v, nil
+	}
+	return String, strings.Trim(string(text), `"`), err // a time
 }
 
 // A cursor tracks the position of an offset that only grows.

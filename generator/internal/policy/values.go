@@ -228,17 +228,7 @@ func list(parse parser[string], identity func(string) string) parser[[]string] {
 }
 
 // describe names a value in a message.
-func describe(n *document.Node) string {
-	switch n.Kind {
-	case document.Bool:
-		return n.Value
-	case document.Number:
-		return "the number " + n.Value
-	case document.String:
-		return "the string " + strconv.Quote(n.Value)
-	}
-	return n.Kind.String()
-}
+func describe(n *document.Node) string { return n.Describe() }
 
 // oneOf joins alternatives as a sentence does.
 func oneOf(texts []string) string {

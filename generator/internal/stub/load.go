@@ -1,7 +1,6 @@
 package stub
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +11,8 @@ import (
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/util"
-	"github.com/speakeasy-api/openapi/overlay/loader"
-	"gopkg.in/yaml.v3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 )
 
 // A Loader reads documents as oapi-codegen does, but from a file system and
@@ -24,7 +23,7 @@ type Loader struct {
 	client *http.Client
 	// allowed is oapi-codegen's allow-remote-refs-from.
 	allowed []string
-	// read holds what was fetched, and what an overlay made.
+	// read holds what has been read, and what an overlay made of it.
 	read map[string][]byte
 }
 
@@ -46,111 +45,113 @@ func (l *Loader) Open(name string) (fs.File, error) {
 	return l.files.Open(name)
 }
 
-// ReadFile reads a file, or fetches a URL.
+// ReadFile reads a file, or fetches a URL, once.
 func (l *Loader) ReadFile(name string) ([]byte, error) {
+	name = canonical(name)
 	if data, ok := l.read[name]; ok {
 		return data, nil
 	}
-	if !remote(name) {
-		// Documents written on Windows separate with backslashes.
-		return fs.ReadFile(l.files, path.Clean(strings.ReplaceAll(name, `\`, "/")))
+	data, err := l.readOnce(name)
+	if err == nil {
+		l.read[name] = data
 	}
-	// A relative reference was joined to a URL as if it were a path.
-	scheme, rest, _ := strings.Cut(name, ":")
-	location, err := url.Parse(scheme + "://" + strings.TrimLeft(rest, "/"))
+	return data, err
+}
+
+// canonical is the one name by which a file or a URL is known.
+func canonical(name string) string {
+	if remote(name) {
+		// A relative reference was joined to a URL as if it were a path.
+		scheme, rest, _ := strings.Cut(name, ":")
+		return scheme + "://" + strings.TrimLeft(rest, "/")
+	}
+	// Documents written on Windows separate with backslashes.
+	return path.Clean(strings.ReplaceAll(name, `\`, "/"))
+}
+
+func (l *Loader) readOnce(name string) ([]byte, error) {
+	if !remote(name) {
+		return fs.ReadFile(l.files, name)
+	}
+	location, err := url.Parse(name)
 	if err != nil {
 		return nil, err
 	}
 	if !util.RemoteRefAllowed(l.allowed, location) {
 		return nil, fmt.Errorf("%s is not listed in allow-remote-refs-from", location)
 	}
-	data, err := openapi3.ReadFromHTTP(l.client)(nil, location)
-	if err != nil {
-		return nil, err
-	}
-	l.read[name] = data
-	return data, nil
+	return openapi3.ReadFromHTTP(l.client)(nil, location)
 }
 
 func remote(name string) bool {
 	return strings.HasPrefix(name, "http:/") || strings.HasPrefix(name, "https:/")
 }
 
-// Load loads the document called name and resolves its references.
-func (l *Loader) Load(name string) (*openapi3.T, error) {
-	location, err := url.Parse(name)
-	if err != nil || location.Host == "" {
-		return l.kin().LoadFromFile(name)
-	}
-	return l.kin().LoadFromURI(location)
-}
+// Document reads the document called name.
+func (l *Loader) Document(name string) (*document.Document, error) { return document.Load(l, name) }
 
-// kin returns a kin-openapi loader; one serves one document.
-func (l *Loader) kin() *openapi3.Loader {
-	kin := openapi3.NewLoader()
-	kin.IsExternalRefsAllowed = true
-	kin.IncludeOrigin = true // oapi-codegen registers routes in the order of the document
-	kin.ReadFromURIFunc = func(_ *openapi3.Loader, at *url.URL) ([]byte, error) {
-		if at.Host == "" {
-			return l.ReadFile(at.Path)
-		}
-		whole := *at
-		whole.Fragment, whole.RawFragment = "", ""
-		return l.ReadFile(whole.String())
-	}
-	return kin
-}
-
-// Overlay applies the overlay called overlayName to the document called name,
-// and returns the name under which the result can be read and the result.
-// Relative references in it are those of the original.
-func (l *Loader) Overlay(name, overlayName string, strict bool) (string, *openapi3.T, error) {
-	doc, err := l.Load(name)
-	if err != nil {
-		return "", nil, err
-	}
-	// The overlay is applied to what oapi-codegen applies it to: the document
-	// as kin-openapi writes it again.
-	var buf bytes.Buffer
-	encoder := yaml.NewEncoder(&buf)
-	encoder.SetIndent(2)
-	if err := encoder.Encode(doc); err != nil {
-		return "", nil, fmt.Errorf("writing %s again for its overlay: %w", name, err)
-	}
-	var node yaml.Node
-	if err := yaml.Unmarshal(buf.Bytes(), &node); err != nil {
-		return "", nil, fmt.Errorf("reading %s again for its overlay: %w", name, err)
-	}
-	text, err := l.ReadFile(overlayName)
-	if err != nil {
-		return "", nil, fmt.Errorf("reading the overlay: %w", err)
-	}
-	overlay, err := loader.LoadOverlayFromReader(bytes.NewReader(text))
-	if err != nil {
-		return "", nil, fmt.Errorf("%s: %w", overlayName, err)
-	}
-	if err := overlay.Validate(); err != nil {
-		return "", nil, fmt.Errorf("%s: %w", overlayName, err)
-	}
-	if strict {
-		if warnings, err := overlay.ApplyToStrict(&node); err != nil {
-			return "", nil, fmt.Errorf("applying %s: %w\n%s", overlayName, err, strings.Join(warnings, "\n"))
-		}
-	} else if err := overlay.ApplyTo(&node); err != nil {
-		return "", nil, fmt.Errorf("applying %s: %w", overlayName, err)
-	}
-	merged, err := yaml.Marshal(&node)
-	if err != nil {
-		return "", nil, fmt.Errorf("writing %s after its overlay: %w", name, err)
-	}
+// Load makes of doc, which has been read from name, what oapi-codegen sees, and
+// resolves its references. The error is of type [document.Findings] wherever the
+// fault has a place.
+func (l *Loader) Load(name string, doc *document.Document) (*openapi3.T, error) {
 	location, err := url.Parse(name)
 	if err != nil || location.Host == "" {
 		location = &url.URL{Path: name}
 	}
-	if doc, err = l.kin().LoadFromDataWithPath(merged, location); err != nil {
-		return "", nil, err
+	// kin-openapi reads YAML by making JSON of it, and of what it then knows of
+	// places oapi-codegen uses the lines of paths, to order their routes. doc has
+	// all of that already, but for path items that are elsewhere.
+	fromNodes := doc.Root().Home() != 0 && ownPathItems(doc.Root())
+	var text []byte
+	if fromNodes {
+		if text, err = doc.JSON(); err != nil {
+			return nil, err
+		}
+	} else if text, err = l.ReadFile(name); err != nil {
+		return nil, err
 	}
-	mergedName := fmt.Sprintf("%s (with %s applied)", name, path.Base(overlayName))
-	l.read[mergedName] = merged
-	return mergedName, doc, nil
+	spec, err := l.kin(location, text).LoadFromDataWithPath(text, location)
+	if err != nil {
+		return nil, explainLoading(doc, err)
+	}
+	if fromNodes {
+		paths := doc.Root().Field("paths")
+		for name, item := range spec.Paths.Map() {
+			item.Origin = &openapi3.Origin{Key: &openapi3.Location{Line: paths.Get(name).Home()}}
+		}
+	}
+	return spec, nil
+}
+
+// ownPathItems reports whether every path item stands in one place of this file.
+func ownPathItems(root *document.Node) bool {
+	paths := root.Field("paths")
+	if paths == nil {
+		return true
+	}
+	for _, m := range paths.Members {
+		if m.Value.Home() <= 0 || m.Value.Ref() != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// kin returns a kin-openapi loader for one document, the text of which is given.
+func (l *Loader) kin(root *url.URL, text []byte) *openapi3.Loader {
+	kin := openapi3.NewLoader()
+	kin.IsExternalRefsAllowed = true
+	kin.IncludeOrigin = true // oapi-codegen registers routes in the order of the document
+	kin.ReadFromURIFunc = func(_ *openapi3.Loader, at *url.URL) ([]byte, error) {
+		whole := *at
+		whole.Fragment, whole.RawFragment = "", ""
+		switch {
+		case whole.String() == root.String():
+			return text, nil
+		case at.Host == "":
+			return l.ReadFile(at.Path)
+		}
+		return l.ReadFile(whole.String())
+	}
+	return kin
 }

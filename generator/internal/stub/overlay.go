@@ -1,0 +1,306 @@
+package stub
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/speakeasy-api/openapi/overlay"
+	"github.com/speakeasy-api/openapi/overlay/loader"
+	"gopkg.in/yaml.v3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+)
+
+// Overlay applies the overlay called overlayName to doc, which has been read
+// from name, and returns the result. That is what is read under name from then
+// on. Its nodes stand where they were written: in the document, or in the
+// overlay. The error is of type [document.Findings] wherever the fault has a
+// place. Strictly, an action that matches nothing is one.
+func (l *Loader) Overlay(name string, doc *document.Document, overlayName string, strict bool) (*document.Document, error) {
+	spec, err := l.Load(name, doc)
+	if err != nil {
+		return nil, err
+	}
+	// The overlay is applied to what oapi-codegen applies it to: the document
+	// as kin-openapi writes it again.
+	var buf bytes.Buffer
+	encoder := yaml.NewEncoder(&buf)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(spec); err != nil {
+		return nil, fmt.Errorf("writing %s again for its overlay: %w", name, err)
+	}
+	var node yaml.Node
+	if err := yaml.Unmarshal(buf.Bytes(), &node); err != nil {
+		return nil, fmt.Errorf("reading %s again for its overlay: %w", name, err)
+	}
+	own, err := document.Load(l, overlayName)
+	if err != nil {
+		return nil, fmt.Errorf("the overlay: %w", err)
+	}
+	if findings := checkOverlay(own.Root(), strict); findings != nil {
+		return nil, findings
+	}
+	text, err := l.ReadFile(overlayName)
+	if err != nil {
+		return nil, err
+	}
+	root := doc.Root().Pos.File
+	from := sources{overlay: own.Root().Pos.File, places: map[*yaml.Node]document.Position{}}
+	from.document(&node, doc.Root())
+	if err := from.apply(text, &node, own.Root(), root, strict); err != nil {
+		return nil, err
+	}
+	merged, err := yaml.Marshal(&node)
+	if err != nil {
+		return nil, fmt.Errorf("writing %s after its overlay: %w", name, err)
+	}
+	l.read[canonical(name)] = merged
+	if doc, err = document.Load(l, name); err != nil {
+		return nil, err
+	}
+	from.relocate(doc.Root(), node.Content[0], document.Position{File: root, Line: 1, Column: 1})
+	doc.Merged(from.overlay)
+	return doc, nil
+}
+
+// sources tells where the nodes of a document were written that an overlay is
+// applied to.
+type sources struct {
+	overlay string
+	places  map[*yaml.Node]document.Position
+}
+
+// document notes the places of what the document has itself.
+func (s sources) document(y *yaml.Node, n *document.Node) {
+	switch {
+	case n == nil:
+		return
+	case y.Kind == yaml.DocumentNode:
+		s.document(y.Content[0], n)
+		return
+	case y.Kind == yaml.MappingNode:
+		for i := 0; i+1 < len(y.Content); i += 2 {
+			if m := n.FieldMember(y.Content[i].Value); m != nil {
+				s.places[y.Content[i]] = m.Pos
+				s.document(y.Content[i+1], m.Value)
+			}
+		}
+	case y.Kind == yaml.SequenceNode:
+		for i := range min(len(y.Content), len(n.Items)) {
+			s.document(y.Content[i], n.Items[i])
+		}
+	}
+	s.places[y] = n.Pos
+}
+
+// apply applies the actions of an overlay, one by one, so that each can be told
+// from what it changed.
+func (s sources) apply(text []byte, root *yaml.Node, own *document.Node, name string, strict bool) error {
+	whole, err := loader.LoadOverlayFromReader(bytes.NewReader(text))
+	if err == nil {
+		err = whole.Validate()
+	}
+	if err != nil {
+		return document.Findings{{Pos: own.Pos, Message: "not an overlay: " + err.Error()}}
+	}
+	var findings document.Findings
+	reject := func(at *document.Node, format string, args ...any) {
+		findings = append(findings, document.Finding{Pos: at.Pos, Message: fmt.Sprintf(format, args...)})
+	}
+	for i, action := range whole.Actions {
+		at := own.Get("actions").Items[i]
+		query := func(field, path string) []*yaml.Node {
+			compiled, err := whole.NewPath(path, nil)
+			if err != nil {
+				reject(at.Get(field), "%s is not a JSONPath: %v; write one such as $.paths['/orders'].post", path, err)
+				return nil
+			}
+			nodes := compiled.Query(root)
+			if len(nodes) == 0 && strict {
+				reject(at.Get(field), `%s matches nothing in %s; mend it, remove the action, or set "output-options: {overlay: {path: %s, strict: false}}"`, path, name, s.overlay)
+			}
+			return nodes
+		}
+		before := len(findings)
+		targets := query("target", action.Target)
+		written, place := &action.Update, s.written
+		if action.Update.IsZero() && action.Copy != "" && !action.Remove {
+			copied := query("copy", action.Copy)
+			if len(copied) > 0 {
+				written = clone(copied[0])
+			}
+			place = func(*yaml.Node) document.Position { return at.Get("copy").Pos }
+		}
+		if len(findings) > before {
+			continue
+		}
+		single := *whole
+		single.Actions = []overlay.Action{action}
+		if strict {
+			_, err = single.ApplyToStrict(root)
+		} else {
+			err = single.ApplyTo(root)
+		}
+		if err != nil {
+			reject(at.Get("target"), "the action cannot be applied: %v", err)
+			continue
+		}
+		for _, target := range targets {
+			s.changed(target, written, place)
+		}
+	}
+	if findings != nil {
+		return findings
+	}
+	return nil
+}
+
+// clone copies a node as far as its contents count.
+func clone(y *yaml.Node) *yaml.Node {
+	c := *y
+	c.Content = nil
+	for _, item := range y.Content {
+		c.Content = append(c.Content, clone(item))
+	}
+	return &c
+}
+
+func (s sources) written(y *yaml.Node) document.Position {
+	return document.Position{File: s.overlay, Line: y.Line, Column: y.Column}
+}
+
+// changed notes the places of what an action wrote to y, into which written has
+// been merged.
+func (s sources) changed(y, written *yaml.Node, place func(*yaml.Node) document.Position) {
+	switch {
+	case y.Kind == yaml.MappingNode && written.Kind == yaml.MappingNode:
+		for i := 0; i+1 < len(written.Content); i += 2 {
+			key, value := written.Content[i], written.Content[i+1]
+			j := slices.IndexFunc(y.Content, func(k *yaml.Node) bool { return k.Value == key.Value })
+			if j < 0 || j%2 != 0 || j+1 == len(y.Content) {
+				continue
+			}
+			// The name of what was there before, and still is an object, stays
+			// the document's.
+			if _, known := s.places[y.Content[j]]; !known || value.Kind != yaml.MappingNode {
+				s.places[y.Content[j]] = place(key)
+			}
+			s.changed(y.Content[j+1], value, place)
+		}
+		if _, known := s.places[y]; !known {
+			s.places[y] = place(written)
+		}
+	case y.Kind == yaml.SequenceNode && len(y.Content) > 0:
+		// A list grows by the items of another, or by one that is none.
+		items := written.Content
+		if written.Kind != yaml.SequenceNode {
+			items = []*yaml.Node{written}
+		}
+		first := max(0, len(y.Content)-len(items))
+		for i, item := range y.Content[first:] {
+			s.changed(item, items[i], place)
+		}
+		if _, known := s.places[y]; !known {
+			s.places[y] = place(written)
+		}
+	default:
+		s.places[y] = place(written)
+	}
+}
+
+// relocate gives n and what it holds, which was read from y as it was written
+// out, the places of y; without one, that of what holds it.
+func (s sources) relocate(n *document.Node, y *yaml.Node, within document.Position) {
+	at, known := s.places[y]
+	if !known {
+		at = within
+	}
+	n.Pos = at
+	switch y.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(y.Content); i += 2 {
+			m := n.Member(y.Content[i].Value)
+			if m == nil {
+				continue
+			}
+			if m.Pos, known = s.places[y.Content[i]]; !known {
+				m.Pos = at
+			}
+			s.relocate(m.Value, y.Content[i+1], m.Pos)
+		}
+	case yaml.SequenceNode:
+		for i := range min(len(y.Content), len(n.Items)) {
+			s.relocate(n.Items[i], y.Content[i], at)
+		}
+	}
+}
+
+// overlayFields are the kinds that the fields of an overlay's objects have.
+var (
+	overlayFields = map[string]document.Kind{"overlay": document.String, "info": document.Object, "extends": document.String, "actions": document.List}
+	infoFields    = map[string]document.Kind{"title": document.String, "version": document.String, "description": document.String}
+	actionFields  = map[string]document.Kind{"target": document.String, "description": document.String, "remove": document.Bool, "copy": document.String}
+)
+
+// checkOverlay finds what is wrong with the form of an overlay, and what the
+// specification demands of it.
+func checkOverlay(root *document.Node, strict bool) document.Findings {
+	var findings document.Findings
+	reject := func(pos document.Position, format string, args ...any) {
+		findings = append(findings, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
+	}
+	check := func(n *document.Node, name string, fields map[string]document.Kind, required ...string) bool {
+		if n.Kind != document.Object {
+			reject(n.Pos, "%s must be an object, not %s", name, n.Describe())
+			return false
+		}
+		for _, field := range required {
+			if v := n.Get(field); v == nil || v.Kind == document.Null || v.Kind == document.String && v.Value == "" {
+				reject(n.Pos, "%s lacks %s; write it", name, field)
+			}
+		}
+		for _, m := range n.Members {
+			want, known := fields[m.Name]
+			scalar := m.Value.Kind == document.Number || m.Value.Kind == document.Bool // read as text
+			if known && m.Value.Kind != document.Null && m.Value.Kind != want && !(want == document.String && scalar) {
+				reject(m.Value.Pos, "%s must be %s, not %s", m.Name, want, m.Value.Describe())
+			}
+		}
+		return true
+	}
+	if !check(root, "an overlay", overlayFields, "overlay", "info", "actions") {
+		return findings
+	}
+	var versions []string
+	for _, v := range overlay.SupportedVersions {
+		versions = append(versions, v.String())
+	}
+	if v := root.Get("overlay"); v != nil && v.Kind == document.String && !slices.Contains(versions, v.Value) {
+		reject(v.Pos, "overlay is the version of the specification, not %q; write %s", v.Value, strings.Join(versions, " or "))
+	}
+	if info := root.Get("info"); info != nil && info.Kind == document.Object {
+		check(info, "info", infoFields, "title", "version")
+	}
+	actions := root.Get("actions")
+	if actions == nil || actions.Kind != document.List {
+		return findings
+	}
+	if len(actions.Items) == 0 {
+		reject(actions.Pos, "actions is empty; write what the overlay is to do, or generate without it")
+	}
+	for _, action := range actions.Items {
+		if !check(action, "an action", actionFields, "target") {
+			continue
+		}
+		remove := action.Get("remove")
+		switch update, removes := action.Get("update"), remove != nil && remove.Value == "true"; {
+		case removes && update != nil:
+			reject(update.Pos, "an action that removes its target cannot update it; leave out remove or update")
+		case strict && !removes && update == nil && action.Get("copy") == nil:
+			reject(action.Pos, "the action does nothing; write update, remove: true or copy")
+		}
+	}
+	return findings
+}

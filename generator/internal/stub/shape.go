@@ -1,0 +1,150 @@
+package stub
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
+)
+
+// explainLoading says where in doc err, which kin-openapi gave for it, has its
+// cause: kin-openapi names no places.
+func explainLoading(doc *document.Document, err error) error {
+	s := shapes{seen: map[visit]bool{}, findings: doc.Unresolved()}
+	s.value(doc.Root(), reflect.TypeFor[openapi3.T](), "the document")
+	if s.findings == nil {
+		message := readerNames.ReplaceAllString(err.Error(), "")
+		s.findings = document.Findings{{Pos: doc.Root().Pos, Message: "the document cannot be read: " + message}}
+	}
+	return s.findings
+}
+
+// readerNames is what kin-openapi's messages say of its insides.
+var readerNames = regexp.MustCompile(`failed to unmarshal data: |json error: .*, yaml error: |error (?:converting YAML to JSON|unmarshaling JSON): |while decoding JSON: |\b(?:json|yaml): |\bopenapi3\.`)
+
+// shapes compares a document with the types that kin-openapi reads it into, and
+// finds every value that is not of the type that OpenAPI has there.
+type shapes struct {
+	seen     map[visit]bool
+	findings document.Findings
+}
+
+type visit struct {
+	node *document.Node
+	as   reflect.Type
+}
+
+// choices are the kinds of values that kin-openapi reads with code of its own.
+var choices = map[reflect.Type][]document.Kind{
+	reflect.TypeFor[openapi3.Types]():          {document.String, document.List},
+	reflect.TypeFor[openapi3.ExclusiveBound](): {document.Bool, document.Number},
+	reflect.TypeFor[openapi3.BoolSchema]():     {document.Bool, document.Object},
+}
+
+func (s *shapes) value(n *document.Node, t reflect.Type, name string) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if s.seen[visit{n, t}] || t.Kind() == reflect.Interface {
+		return
+	}
+	s.seen[visit{n, t}] = true
+	if target, ok := refersTo(t); ok && n.Kind != document.Null {
+		if n.Ref() == nil {
+			s.value(n, target, name)
+		}
+		return
+	}
+	want, ok := choices[t]
+	if !ok {
+		want = kindsOf(t)
+	}
+	switch {
+	case n.Kind == document.Null:
+		if _, ok := refersTo(t); ok {
+			s.findings = append(s.findings, document.Finding{Pos: n.Pos, Message: name + " is empty; write an object"})
+		}
+	case !slices.Contains(want, n.Kind):
+		s.reject(n, name, want)
+	case n.Kind == document.List && t.Kind() == reflect.Slice:
+		for i, item := range n.Items {
+			s.value(item, t.Elem(), fmt.Sprintf("%s[%d]", name, i))
+		}
+	case n.Kind == document.Object:
+		s.members(n, t, name)
+	}
+}
+
+func (s *shapes) members(n *document.Node, t reflect.Type, name string) {
+	if t == reflect.TypeFor[openapi3.BoolSchema]() {
+		t = reflect.TypeFor[openapi3.Schema]()
+	}
+	element := func(m document.Member) reflect.Type { return fieldType(t, m.Name) }
+	if t.Kind() == reflect.Map {
+		element = func(document.Member) reflect.Type { return t.Elem() }
+	} else if byName, ok := reflect.PointerTo(t).MethodByName("Map"); ok {
+		element = func(document.Member) reflect.Type { return byName.Type.Out(0).Elem() }
+	}
+	for _, m := range n.Members {
+		if strings.HasPrefix(m.Name, "x-") {
+			continue
+		}
+		if of := element(m); of != nil {
+			s.value(m.Value, of, m.Name)
+		}
+	}
+}
+
+// refersTo returns the type of what may stand in place of a reference.
+func refersTo(t reflect.Type) (reflect.Type, bool) {
+	if t.Kind() != reflect.Struct || !strings.HasSuffix(t.Name(), "Ref") {
+		return nil, false
+	}
+	value, ok := t.FieldByName("Value")
+	return value.Type, ok
+}
+
+// fieldType returns the type of an object's field by its name in documents.
+func fieldType(object reflect.Type, name string) reflect.Type {
+	for i := range object.NumField() {
+		field := object.Field(i)
+		if tag, _, _ := strings.Cut(field.Tag.Get("json"), ","); tag != "-" && tag != "" && strings.EqualFold(tag, name) {
+			return field.Type
+		}
+	}
+	return nil
+}
+
+func kindsOf(t reflect.Type) []document.Kind {
+	switch t.Kind() {
+	case reflect.String:
+		return []document.Kind{document.String}
+	case reflect.Bool:
+		return []document.Kind{document.Bool}
+	case reflect.Slice:
+		return []document.Kind{document.List}
+	case reflect.Map, reflect.Struct:
+		return []document.Kind{document.Object}
+	}
+	return []document.Kind{document.Number}
+}
+
+func (s *shapes) reject(n *document.Node, name string, want []document.Kind) {
+	var words []string
+	for _, kind := range want {
+		words = append(words, kind.String())
+	}
+	hint := ""
+	switch {
+	case want[0] == document.String && (n.Kind == document.Number || n.Kind == document.Bool):
+		hint = fmt.Sprintf("; write it in quotes: %q", n.Value)
+	case n.Kind == document.String && (want[0] == document.Number || want[0] == document.Bool):
+		hint = "; write it without quotes"
+	}
+	s.findings = append(s.findings, document.Finding{Pos: n.Pos, Message: fmt.Sprintf("%s must be %s, not %s%s", name, strings.Join(words, " or "), n.Describe(), hint)})
+}
