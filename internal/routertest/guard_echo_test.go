@@ -14,70 +14,69 @@ import (
 	echo4strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/echo-strict"
 	echo5 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/echo5"
 	echo5strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/echo5-strict"
+	echo4second "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/echo"
+	echo5second "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/echo5"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 var echoTargets = []guardtest.Target{
-	{Name: "echo", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, e := echoServer{s.Handle}, s.Guard(echo4.PrincipalFrom(echoPrincipal)), newEcho()
-		if s.ByHand {
-			wrapper := echo4.ServerInterfaceWrapper{Handler: echo4.GuardServer(si, guard)}
-			e.POST("/things", wrapper.CreateThing)
-			return e
-		}
-		echo4.RegisterHandlersWithOptions(e, si, guard, echo4.RegisterHandlersOptions{BaseURL: s.BaseURL})
-		return e
+	{Name: "echo", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+		si, guard := echoServer{s.Handle}, s.Guard(echo4.PrincipalFrom(echoPrincipal))
+		return serveEcho(s, guard, func(r echo4.EchoRouter, baseURL string) {
+			echo4.RegisterHandlersWithOptions(r, si, guard, echo4.RegisterHandlersOptions{BaseURL: baseURL})
+		}, func() echo.HandlerFunc {
+			return (&echo4.ServerInterfaceWrapper{Handler: echo4.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "echo/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "echo/strict", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			echo4strict.ListThingsRequestObject, echo4strict.ListThingsResponseObject,
+			echo4strict.HeadThingsRequestObject, echo4strict.HeadThingsResponseObject,
 			echo4strict.CreateThingRequestObject, echo4strict.CreateThingResponseObject,
 			echo4strict.PayRequestObject, echo4strict.PayResponseObject,
 			echo4strict.UploadRequestObject, echo4strict.UploadResponseObject,
 		]{s.Handle, newHTTPReply}
-		si, guard, e := echo4strict.NewStrictHandler(strict, nil), s.Guard(echo4strict.PrincipalFrom(echoPrincipal)), newEcho()
-		if s.ByHand {
-			wrapper := echo4strict.ServerInterfaceWrapper{Handler: echo4strict.GuardServer(si, guard)}
-			e.POST("/things", wrapper.CreateThing)
-			return e
-		}
-		echo4strict.RegisterHandlersWithOptions(e, si, guard, echo4strict.RegisterHandlersOptions{BaseURL: s.BaseURL})
-		return e
+		si, guard := echo4strict.NewStrictHandler(strict, nil), s.Guard(echo4strict.PrincipalFrom(echoPrincipal))
+		return serveEcho(s, guard, func(r echo4.EchoRouter, baseURL string) {
+			echo4strict.RegisterHandlersWithOptions(r, si, guard, echo4strict.RegisterHandlersOptions{BaseURL: baseURL})
+		}, func() echo.HandlerFunc {
+			return (&echo4strict.ServerInterfaceWrapper{Handler: echo4strict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "echo5", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, e := echo5Server{s.Handle}, s.Guard(echo5.PrincipalFrom(echo5Principal)), newEcho5()
-		if s.ByHand {
-			wrapper := echo5.ServerInterfaceWrapper{Handler: echo5.GuardServer(si, guard)}
-			e.POST("/things", wrapper.CreateThing)
-			return e
-		}
-		echo5.RegisterHandlersWithOptions(e, si, guard, echo5.RegisterHandlersOptions{BaseURL: s.BaseURL})
-		return e
+	{Name: "echo5", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+		si, guard := echo5Server{s.Handle}, s.Guard(echo5.PrincipalFrom(echo5Principal))
+		return serveEcho5(s, guard, func(r echo5.EchoRouter, baseURL string) {
+			echo5.RegisterHandlersWithOptions(r, si, guard, echo5.RegisterHandlersOptions{BaseURL: baseURL})
+		}, func() echov5.HandlerFunc {
+			return (&echo5.ServerInterfaceWrapper{Handler: echo5.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "echo5/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "echo5/strict", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			echo5strict.ListThingsRequestObject, echo5strict.ListThingsResponseObject,
+			echo5strict.HeadThingsRequestObject, echo5strict.HeadThingsResponseObject,
 			echo5strict.CreateThingRequestObject, echo5strict.CreateThingResponseObject,
 			echo5strict.PayRequestObject, echo5strict.PayResponseObject,
 			echo5strict.UploadRequestObject, echo5strict.UploadResponseObject,
 		]{s.Handle, newHTTPReply}
-		si, guard, e := echo5strict.NewStrictHandler(strict, nil), s.Guard(echo5strict.PrincipalFrom(echo5Principal)), newEcho5()
-		if s.ByHand {
-			wrapper := echo5strict.ServerInterfaceWrapper{Handler: echo5strict.GuardServer(si, guard)}
-			e.POST("/things", wrapper.CreateThing)
-			return e
-		}
-		echo5strict.RegisterHandlersWithOptions(e, si, guard, echo5strict.RegisterHandlersOptions{BaseURL: s.BaseURL})
-		return e
+		si, guard := echo5strict.NewStrictHandler(strict, nil), s.Guard(echo5strict.PrincipalFrom(echo5Principal))
+		return serveEcho5(s, guard, func(r echo5.EchoRouter, baseURL string) {
+			echo5strict.RegisterHandlersWithOptions(r, si, guard, echo5strict.RegisterHandlersOptions{BaseURL: baseURL})
+		}, func() echov5.HandlerFunc {
+			return (&echo5strict.ServerInterfaceWrapper{Handler: echo5strict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 }
 
 type echoServer struct{ handle guardtest.Handler }
 
 func (s echoServer) ListThings(c echo.Context) error    { return s.serve(c, "listThings") }
+func (s echoServer) HeadThings(c echo.Context) error    { return s.serve(c, "headThings") }
 func (s echoServer) CreateThing(c echo.Context) error   { return s.serve(c, "createThing") }
 func (s echoServer) Pay(c echo.Context, _ string) error { return s.serve(c, "pay") }
 func (s echoServer) Upload(c echo.Context) error        { return s.serve(c, "upload") }
+func (s echoServer) CreateOrder(c echo.Context) error   { return s.serve(c, "createOrder") }
 
 func (s echoServer) serve(c echo.Context, operation string) error {
 	body, err := io.ReadAll(c.Request().Body)
@@ -91,7 +90,7 @@ func (s echoServer) serve(c echo.Context, operation string) error {
 	return writeHTTP(c.Response(), reply)
 }
 
-func newEcho() *echo.Echo {
+func serveEcho(s guardtest.Server, guard *idempotency.Guard, register func(r echo4.EchoRouter, baseURL string), byHand func() echo.HandlerFunc) http.Handler {
 	e := echo.New()
 	e.Logger.SetOutput(io.Discard)
 	e.HTTPErrorHandler = func(err error, c echo.Context) {
@@ -102,15 +101,37 @@ func newEcho() *echo.Echo {
 			_ = c.String(failed.Status, text(failed))
 		}
 	}
-	e.Use(middleware.Recover(), func(next echo.HandlerFunc) echo.HandlerFunc {
+	if s.Compress {
+		e.Use(middleware.Gzip())
+	}
+	if !s.NoRecovery {
+		e.Use(middleware.Recover())
+	}
+	e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
-			if trip := c.Request().Header.Get("X-Trip"); trip != "" {
+			request := c.Request()
+			if trip := request.Header.Get("X-Trip"); trip != "" {
 				c.Response().Header().Set("X-Outer", trip)
 			}
-			c.Set("user", c.Request().Header.Get("X-User"))
+			c.Set("user", request.Header.Get("X-User"))
+			ctx, cancel := guardtest.Outer(request.Context(), request.Header.Get)
+			defer cancel()
+			c.SetRequest(request.WithContext(ctx))
 			return next(c)
 		}
 	})
+	var r echo4.EchoRouter = e
+	if s.Group != "" {
+		r = e.Group(s.Group)
+	}
+	if s.ByHand {
+		r.POST("/things", byHand())
+	} else {
+		register(r, s.BaseURL)
+	}
+	if s.Second {
+		echo4second.RegisterHandlers(r, echoServer{s.Handle}, guard)
+	}
 	return e
 }
 
@@ -122,9 +143,11 @@ func echoPrincipal(c echo.Context) (string, error) {
 type echo5Server struct{ handle guardtest.Handler }
 
 func (s echo5Server) ListThings(c *echov5.Context) error    { return s.serve(c, "listThings") }
+func (s echo5Server) HeadThings(c *echov5.Context) error    { return s.serve(c, "headThings") }
 func (s echo5Server) CreateThing(c *echov5.Context) error   { return s.serve(c, "createThing") }
 func (s echo5Server) Pay(c *echov5.Context, _ string) error { return s.serve(c, "pay") }
 func (s echo5Server) Upload(c *echov5.Context) error        { return s.serve(c, "upload") }
+func (s echo5Server) CreateOrder(c *echov5.Context) error   { return s.serve(c, "createOrder") }
 
 func (s echo5Server) serve(c *echov5.Context, operation string) error {
 	body, err := io.ReadAll(c.Request().Body)
@@ -138,7 +161,7 @@ func (s echo5Server) serve(c *echov5.Context, operation string) error {
 	return writeHTTP(c.Response(), reply)
 }
 
-func newEcho5() *echov5.Echo {
+func serveEcho5(s guardtest.Server, guard *idempotency.Guard, register func(r echo5.EchoRouter, baseURL string), byHand func() echov5.HandlerFunc) http.Handler {
 	e := echov5.New()
 	e.HTTPErrorHandler = func(c *echov5.Context, err error) {
 		var failed *guardtest.Error
@@ -148,15 +171,37 @@ func newEcho5() *echov5.Echo {
 			_ = c.String(failed.Status, text(failed))
 		}
 	}
-	e.Use(middlewarev5.Recover(), func(next echov5.HandlerFunc) echov5.HandlerFunc {
+	if s.Compress {
+		e.Use(middlewarev5.Gzip())
+	}
+	if !s.NoRecovery {
+		e.Use(middlewarev5.Recover())
+	}
+	e.Use(func(next echov5.HandlerFunc) echov5.HandlerFunc {
 		return func(c *echov5.Context) error {
-			if trip := c.Request().Header.Get("X-Trip"); trip != "" {
+			request := c.Request()
+			if trip := request.Header.Get("X-Trip"); trip != "" {
 				c.Response().Header().Set("X-Outer", trip)
 			}
-			c.Set("user", c.Request().Header.Get("X-User"))
+			c.Set("user", request.Header.Get("X-User"))
+			ctx, cancel := guardtest.Outer(request.Context(), request.Header.Get)
+			defer cancel()
+			c.SetRequest(request.WithContext(ctx))
 			return next(c)
 		}
 	})
+	var r echo5.EchoRouter = e
+	if s.Group != "" {
+		r = e.Group(s.Group)
+	}
+	if s.ByHand {
+		r.POST("/things", byHand())
+	} else {
+		register(r, s.BaseURL)
+	}
+	if s.Second {
+		echo5second.RegisterHandlers(r, echo5Server{s.Handle}, guard)
+	}
 	return e
 }
 

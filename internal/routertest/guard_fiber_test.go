@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 
 	fiberv2 "github.com/gofiber/fiber/v2"
@@ -13,75 +14,105 @@ import (
 	fiberv3 "github.com/gofiber/fiber/v3"
 	compressv3 "github.com/gofiber/fiber/v3/middleware/compress"
 	recoverv3 "github.com/gofiber/fiber/v3/middleware/recover"
+	"github.com/valyala/fasthttp"
 
 	fiber2 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber"
 	fiber2strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-strict"
 	fiber3 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-v3"
 	fiber3strict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber-v3-strict"
+	fiber2second "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/fiber"
+	fiber3second "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/fiber-v3"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 var fiberTargets = []guardtest.Target{
-	{Name: "fiber", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
-		si, guard, app := fiber2Server{s.Handle}, s.Guard(fiber2.PrincipalFrom(fiber2Principal)), newFiber2(s)
-		if s.ByHand {
-			wrapper := fiber2.ServerInterfaceWrapper{Handler: fiber2.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-		} else {
-			fiber2.RegisterHandlersWithOptions(app, si, guard, fiber2.FiberServerOptions{BaseURL: s.BaseURL})
-		}
-		return runFiber2(t, app)
+	{Name: "fiber", Fasthttp: true, Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		si, guard := fiber2Server{s.Handle}, s.Guard(fiber2.PrincipalFrom(fiber2Principal))
+		return serveFiber2(t, s, guard, func(r fiberv2.Router, baseURL string) {
+			fiber2.RegisterHandlersWithOptions(r, si, guard, fiber2.FiberServerOptions{BaseURL: baseURL})
+		}, func() fiberv2.Handler {
+			return (&fiber2.ServerInterfaceWrapper{Handler: fiber2.GuardServer(si, guard)}).CreateThing
+		})
 	}},
-	{Name: "fiber/strict", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+	{Name: "fiber/strict", Fasthttp: true, Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
 		strict := strictServer[
 			fiber2strict.ListThingsRequestObject, fiber2strict.ListThingsResponseObject,
+			fiber2strict.HeadThingsRequestObject, fiber2strict.HeadThingsResponseObject,
 			fiber2strict.CreateThingRequestObject, fiber2strict.CreateThingResponseObject,
 			fiber2strict.PayRequestObject, fiber2strict.PayResponseObject,
 			fiber2strict.UploadRequestObject, fiber2strict.UploadResponseObject,
 		]{s.Handle, func(r guardtest.Reply) any { return fiber2Reply{r} }}
-		si, guard, app := fiber2strict.NewStrictHandler(strict, nil), s.Guard(fiber2strict.PrincipalFrom(fiber2Principal)), newFiber2(s)
-		if s.ByHand {
-			wrapper := fiber2strict.ServerInterfaceWrapper{Handler: fiber2strict.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-		} else {
-			fiber2strict.RegisterHandlersWithOptions(app, si, guard, fiber2strict.FiberServerOptions{BaseURL: s.BaseURL})
-		}
-		return runFiber2(t, app)
+		si, guard := fiber2strict.NewStrictHandler(strict, nil), s.Guard(fiber2strict.PrincipalFrom(fiber2Principal))
+		return serveFiber2(t, s, guard, func(r fiberv2.Router, baseURL string) {
+			fiber2strict.RegisterHandlersWithOptions(r, si, guard, fiber2strict.FiberServerOptions{BaseURL: baseURL})
+		}, func() fiberv2.Handler {
+			return (&fiber2strict.ServerInterfaceWrapper{Handler: fiber2strict.GuardServer(si, guard)}).CreateThing
+		})
 	}},
-	{Name: "fiber-v3", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
-		si, guard, app := fiber3Server{s.Handle}, s.Guard(fiber3.PrincipalFrom(fiber3Principal)), newFiber3(s)
-		if s.ByHand {
-			wrapper := fiber3.ServerInterfaceWrapper{Handler: fiber3.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-		} else {
-			fiber3.RegisterHandlersWithOptions(app, si, guard, fiber3.FiberServerOptions{BaseURL: s.BaseURL})
-		}
-		return runFiber3(t, app)
+	{Name: "fiber-v3", Fasthttp: true, Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+		si, guard := fiber3Server{s.Handle}, s.Guard(fiber3.PrincipalFrom(fiber3Principal))
+		return serveFiber3(t, s, guard, func(r fiberv3.Router, baseURL string) {
+			fiber3.RegisterHandlersWithOptions(r, si, guard, fiber3.FiberServerOptions{BaseURL: baseURL})
+		}, func() fiberv3.Handler {
+			return (&fiber3.ServerInterfaceWrapper{Handler: fiber3.GuardServer(si, guard)}).CreateThing
+		})
 	}},
-	{Name: "fiber-v3/strict", Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
+	{Name: "fiber-v3/strict", Fasthttp: true, Serve: func(t *testing.T, s guardtest.Server) guardtest.Running {
 		strict := strictServer[
 			fiber3strict.ListThingsRequestObject, fiber3strict.ListThingsResponseObject,
+			fiber3strict.HeadThingsRequestObject, fiber3strict.HeadThingsResponseObject,
 			fiber3strict.CreateThingRequestObject, fiber3strict.CreateThingResponseObject,
 			fiber3strict.PayRequestObject, fiber3strict.PayResponseObject,
 			fiber3strict.UploadRequestObject, fiber3strict.UploadResponseObject,
 		]{s.Handle, func(r guardtest.Reply) any { return fiber3Reply{r} }}
-		si, guard, app := fiber3strict.NewStrictHandler(strict, nil), s.Guard(fiber3strict.PrincipalFrom(fiber3Principal)), newFiber3(s)
-		if s.ByHand {
-			wrapper := fiber3strict.ServerInterfaceWrapper{Handler: fiber3strict.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-		} else {
-			fiber3strict.RegisterHandlersWithOptions(app, si, guard, fiber3strict.FiberServerOptions{BaseURL: s.BaseURL})
-		}
-		return runFiber3(t, app)
+		si, guard := fiber3strict.NewStrictHandler(strict, nil), s.Guard(fiber3strict.PrincipalFrom(fiber3Principal))
+		return serveFiber3(t, s, guard, func(r fiberv3.Router, baseURL string) {
+			fiber3strict.RegisterHandlersWithOptions(r, si, guard, fiber3strict.FiberServerOptions{BaseURL: baseURL})
+		}, func() fiberv3.Handler {
+			return (&fiber3strict.ServerInterfaceWrapper{Handler: fiber3strict.GuardServer(si, guard)}).CreateThing
+		})
 	}},
+}
+
+func writeFasthttp(c *fasthttp.RequestCtx, r guardtest.Reply) error {
+	if r.Link != "" {
+		c.Response.Header.Set("Link", r.Link)
+		if err := c.EarlyHints(); err != nil {
+			return err
+		}
+		c.Response.Header.Del("Link")
+	}
+	if r.Hijack != nil {
+		c.HijackSetNoResponse(true)
+		c.Hijack(r.Hijack)
+		return nil
+	}
+	for name, values := range r.Header {
+		c.Response.Header.Del(name)
+		for _, v := range values {
+			c.Response.Header.Add(name, v)
+		}
+	}
+	if r.Status != 0 {
+		c.SetStatusCode(r.Status)
+	}
+	if r.Stream == nil {
+		_, err := c.WriteString(r.Body)
+		return err
+	}
+	c.SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
+	return nil
 }
 
 type fiber2Server struct{ handle guardtest.Handler }
 
 func (s fiber2Server) ListThings(c *fiberv2.Ctx) error    { return s.serve(c, "listThings") }
+func (s fiber2Server) HeadThings(c *fiberv2.Ctx) error    { return s.serve(c, "headThings") }
 func (s fiber2Server) CreateThing(c *fiberv2.Ctx) error   { return s.serve(c, "createThing") }
 func (s fiber2Server) Pay(c *fiberv2.Ctx, _ string) error { return s.serve(c, "pay") }
 func (s fiber2Server) Upload(c *fiberv2.Ctx) error        { return s.serve(c, "upload") }
+func (s fiber2Server) CreateOrder(c *fiberv2.Ctx) error   { return s.serve(c, "createOrder") }
 
 func (s fiber2Server) serve(c *fiberv2.Ctx, operation string) error {
 	reply := s.handle(c.Context(), guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
@@ -92,30 +123,19 @@ func (s fiber2Server) serve(c *fiberv2.Ctx, operation string) error {
 }
 
 func writeFiber2(c *fiberv2.Ctx, r guardtest.Reply) error {
-	for name, values := range r.Header {
-		c.Response().Header.Del(name)
-		for _, v := range values {
-			c.Response().Header.Add(name, v)
-		}
-	}
-	c.Status(r.Status)
-	if r.Stream == nil {
-		_, err := c.WriteString(r.Body)
-		return err
-	}
-	c.Response().SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
-	return nil
+	return writeFasthttp(c.Context(), r)
 }
 
 // fiber2Reply is the response object of strict servers.
 type fiber2Reply struct{ guardtest.Reply }
 
 func (r fiber2Reply) VisitListThingsResponse(c *fiberv2.Ctx) error  { return writeFiber2(c, r.Reply) }
+func (r fiber2Reply) VisitHeadThingsResponse(c *fiberv2.Ctx) error  { return writeFiber2(c, r.Reply) }
 func (r fiber2Reply) VisitCreateThingResponse(c *fiberv2.Ctx) error { return writeFiber2(c, r.Reply) }
 func (r fiber2Reply) VisitPayResponse(c *fiberv2.Ctx) error         { return writeFiber2(c, r.Reply) }
 func (r fiber2Reply) VisitUploadResponse(c *fiberv2.Ctx) error      { return writeFiber2(c, r.Reply) }
 
-func newFiber2(s guardtest.Server) *fiberv2.App {
+func serveFiber2(t *testing.T, s guardtest.Server, guard *idempotency.Guard, register func(r fiberv2.Router, baseURL string), byHand func() fiberv2.Handler) guardtest.Running {
 	app := fiberv2.New(fiberv2.Config{DisableStartupMessage: true, ErrorHandler: func(c *fiberv2.Ctx, err error) error {
 		var failed *guardtest.Error
 		if !errors.As(err, &failed) {
@@ -131,9 +151,24 @@ func newFiber2(s guardtest.Server) *fiberv2.App {
 			c.Set("X-Outer", trip)
 		}
 		c.Locals("user", c.Get("X-User"))
+		ctx, cancel := guardtest.Outer(c.UserContext(), func(name string) string { return strings.Clone(c.Get(name)) })
+		defer cancel()
+		c.SetUserContext(ctx)
 		return c.Next()
 	})
-	return app
+	var r fiberv2.Router = app
+	if s.Group != "" {
+		r = app.Group(s.Group)
+	}
+	if s.ByHand {
+		r.Post("/things", byHand())
+	} else {
+		register(r, s.BaseURL)
+	}
+	if s.Second {
+		fiber2second.RegisterHandlers(r, fiber2Server{s.Handle}, guard)
+	}
+	return runFiber2(t, app)
 }
 
 func fiber2Principal(c *fiberv2.Ctx) (string, error) {
@@ -148,9 +183,11 @@ func runFiber2(t *testing.T, app *fiberv2.App) guardtest.Running {
 type fiber3Server struct{ handle guardtest.Handler }
 
 func (s fiber3Server) ListThings(c fiberv3.Ctx) error    { return s.serve(c, "listThings") }
+func (s fiber3Server) HeadThings(c fiberv3.Ctx) error    { return s.serve(c, "headThings") }
 func (s fiber3Server) CreateThing(c fiberv3.Ctx) error   { return s.serve(c, "createThing") }
 func (s fiber3Server) Pay(c fiberv3.Ctx, _ string) error { return s.serve(c, "pay") }
 func (s fiber3Server) Upload(c fiberv3.Ctx) error        { return s.serve(c, "upload") }
+func (s fiber3Server) CreateOrder(c fiberv3.Ctx) error   { return s.serve(c, "createOrder") }
 
 func (s fiber3Server) serve(c fiberv3.Ctx, operation string) error {
 	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
@@ -161,30 +198,19 @@ func (s fiber3Server) serve(c fiberv3.Ctx, operation string) error {
 }
 
 func writeFiber3(c fiberv3.Ctx, r guardtest.Reply) error {
-	for name, values := range r.Header {
-		c.Response().Header.Del(name)
-		for _, v := range values {
-			c.Response().Header.Add(name, v)
-		}
-	}
-	c.Status(r.Status)
-	if r.Stream == nil {
-		_, err := c.WriteString(r.Body)
-		return err
-	}
-	c.Response().SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
-	return nil
+	return writeFasthttp(c.RequestCtx(), r)
 }
 
 // fiber3Reply is the response object of strict servers.
 type fiber3Reply struct{ guardtest.Reply }
 
 func (r fiber3Reply) VisitListThingsResponse(c fiberv3.Ctx) error  { return writeFiber3(c, r.Reply) }
+func (r fiber3Reply) VisitHeadThingsResponse(c fiberv3.Ctx) error  { return writeFiber3(c, r.Reply) }
 func (r fiber3Reply) VisitCreateThingResponse(c fiberv3.Ctx) error { return writeFiber3(c, r.Reply) }
 func (r fiber3Reply) VisitPayResponse(c fiberv3.Ctx) error         { return writeFiber3(c, r.Reply) }
 func (r fiber3Reply) VisitUploadResponse(c fiberv3.Ctx) error      { return writeFiber3(c, r.Reply) }
 
-func newFiber3(s guardtest.Server) *fiberv3.App {
+func serveFiber3(t *testing.T, s guardtest.Server, guard *idempotency.Guard, register func(r fiberv3.Router, baseURL string), byHand func() fiberv3.Handler) guardtest.Running {
 	app := fiberv3.New(fiberv3.Config{ErrorHandler: func(c fiberv3.Ctx, err error) error {
 		var failed *guardtest.Error
 		if !errors.As(err, &failed) {
@@ -200,9 +226,24 @@ func newFiber3(s guardtest.Server) *fiberv3.App {
 			c.Set("X-Outer", trip)
 		}
 		c.Locals("user", c.Get("X-User"))
+		ctx, cancel := guardtest.Outer(c.Context(), func(name string) string { return strings.Clone(c.Get(name)) })
+		defer cancel()
+		c.SetContext(ctx)
 		return c.Next()
 	})
-	return app
+	var r fiberv3.Router = app
+	if s.Group != "" {
+		r = app.Group(s.Group)
+	}
+	if s.ByHand {
+		r.Post("/things", byHand())
+	} else {
+		register(r, s.BaseURL)
+	}
+	if s.Second {
+		fiber3second.RegisterHandlers(r, fiber3Server{s.Handle}, guard)
+	}
+	return runFiber3(t, app)
 }
 
 func fiber3Principal(c fiberv3.Ctx) (string, error) {

@@ -1,31 +1,34 @@
 package routertest
 
 import (
+	"compress/gzip"
 	"io"
 	"net/http"
 
+	gingzip "github.com/gin-contrib/gzip"
 	ginrouter "github.com/gin-gonic/gin"
 
 	gin "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/gin"
 	ginstrict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/gin-strict"
+	ginsecond "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/gin"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 var ginTargets = []guardtest.Target{
 	// A gin handler that attaches an error leaves the answer to a middleware.
-	{Name: "gin", ErrorsAreOutside: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, engine := ginServer{s.Handle}, s.Guard(gin.PrincipalFrom(ginPrincipal)), newGin()
-		if s.ByHand {
-			wrapper := gin.ServerInterfaceWrapper{Handler: gin.GuardServer(si, guard)}
-			engine.POST("/things", wrapper.CreateThing)
-			return engine
-		}
-		gin.RegisterHandlersWithOptions(engine, si, guard, gin.GinServerOptions{BaseURL: s.BaseURL})
-		return engine
+	{Name: "gin", SpoilsCompressed: true, ErrorsAreOutside: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+		si, guard := ginServer{s.Handle}, s.Guard(gin.PrincipalFrom(ginPrincipal))
+		return serveGin(s, guard, func(r ginrouter.IRouter, baseURL string) {
+			gin.RegisterHandlersWithOptions(r, si, guard, gin.GinServerOptions{BaseURL: baseURL})
+		}, func() ginrouter.HandlerFunc {
+			return (&gin.ServerInterfaceWrapper{Handler: gin.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "gin/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "gin/strict", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			ginstrict.ListThingsRequestObject, ginstrict.ListThingsResponseObject,
+			ginstrict.HeadThingsRequestObject, ginstrict.HeadThingsResponseObject,
 			ginstrict.CreateThingRequestObject, ginstrict.CreateThingResponseObject,
 			ginstrict.PayRequestObject, ginstrict.PayResponseObject,
 			ginstrict.UploadRequestObject, ginstrict.UploadResponseObject,
@@ -33,23 +36,23 @@ var ginTargets = []guardtest.Target{
 		si := ginstrict.NewStrictHandlerWithOptions(strict, nil, ginstrict.StrictGinServerOptions{
 			HandlerErrorFunc: func(c *ginrouter.Context, err error) { c.String(status(err), text(err)) },
 		})
-		guard, engine := s.Guard(ginstrict.PrincipalFrom(ginPrincipal)), newGin()
-		if s.ByHand {
-			wrapper := ginstrict.ServerInterfaceWrapper{Handler: ginstrict.GuardServer(si, guard)}
-			engine.POST("/things", wrapper.CreateThing)
-			return engine
-		}
-		ginstrict.RegisterHandlersWithOptions(engine, si, guard, ginstrict.GinServerOptions{BaseURL: s.BaseURL})
-		return engine
+		guard := s.Guard(ginstrict.PrincipalFrom(ginPrincipal))
+		return serveGin(s, guard, func(r ginrouter.IRouter, baseURL string) {
+			ginstrict.RegisterHandlersWithOptions(r, si, guard, ginstrict.GinServerOptions{BaseURL: baseURL})
+		}, func() ginrouter.HandlerFunc {
+			return (&ginstrict.ServerInterfaceWrapper{Handler: ginstrict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 }
 
 type ginServer struct{ handle guardtest.Handler }
 
 func (s ginServer) ListThings(c *ginrouter.Context)    { s.serve(c, "listThings") }
+func (s ginServer) HeadThings(c *ginrouter.Context)    { s.serve(c, "headThings") }
 func (s ginServer) CreateThing(c *ginrouter.Context)   { s.serve(c, "createThing") }
 func (s ginServer) Pay(c *ginrouter.Context, _ string) { s.serve(c, "pay") }
 func (s ginServer) Upload(c *ginrouter.Context)        { s.serve(c, "upload") }
+func (s ginServer) CreateOrder(c *ginrouter.Context)   { s.serve(c, "createOrder") }
 
 func (s ginServer) serve(c *ginrouter.Context, operation string) {
 	body, err := io.ReadAll(c.Request.Body)
@@ -66,18 +69,39 @@ func (s ginServer) serve(c *ginrouter.Context, operation string) {
 	}
 }
 
-func newGin() *ginrouter.Engine {
+func serveGin(s guardtest.Server, guard *idempotency.Guard, register func(r ginrouter.IRouter, baseURL string), byHand func() ginrouter.HandlerFunc) http.Handler {
 	engine := ginrouter.New()
-	engine.Use(ginrouter.RecoveryWithWriter(io.Discard), func(c *ginrouter.Context) {
+	if s.Compress {
+		engine.Use(gingzip.Gzip(gzip.DefaultCompression))
+	}
+	if !s.NoRecovery {
+		engine.Use(ginrouter.RecoveryWithWriter(io.Discard))
+	}
+	engine.Use(func(c *ginrouter.Context) {
 		if trip := c.GetHeader("X-Trip"); trip != "" {
 			c.Header("X-Outer", trip)
 		}
 		c.Set("user", c.GetHeader("X-User"))
+		ctx, cancel := guardtest.Outer(c.Request.Context(), c.GetHeader)
+		defer cancel()
+		c.Request = c.Request.WithContext(ctx)
 		c.Next()
 		if failed := c.Errors.Last(); failed != nil && !c.Writer.Written() {
 			c.String(status(failed.Err), text(failed.Err))
 		}
 	})
+	var r ginrouter.IRouter = engine
+	if s.Group != "" {
+		r = engine.Group(s.Group)
+	}
+	if s.ByHand {
+		r.POST("/things", byHand())
+	} else {
+		register(r, s.BaseURL)
+	}
+	if s.Second {
+		ginsecond.RegisterHandlers(r, ginServer{s.Handle}, guard)
+	}
 	return engine
 }
 

@@ -1,6 +1,7 @@
 package routertest
 
 import (
+	"errors"
 	"io"
 	"net/http"
 
@@ -9,45 +10,46 @@ import (
 
 	iris "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/iris"
 	irisstrict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/iris-strict"
+	irissecond "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/iris"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 var irisTargets = []guardtest.Target{
-	{Name: "iris", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, app := irisServer{s.Handle}, s.Guard(iris.PrincipalFrom(irisPrincipal)), newIris()
-		if s.ByHand {
-			wrapper := iris.ServerInterfaceWrapper{Handler: iris.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-			return builtIris(app)
-		}
-		iris.RegisterHandlersWithOptions(app, si, guard, iris.IrisServerOptions{BaseURL: s.BaseURL})
-		return app
+	{Name: "iris", SpoilsCompressed: true, FailedHijackIs200: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+		si, guard := irisServer{s.Handle}, s.Guard(iris.PrincipalFrom(irisPrincipal))
+		return serveIris(s, guard, func(app *irisrouter.Application) {
+			iris.RegisterHandlersWithOptions(app, si, guard, iris.IrisServerOptions{BaseURL: s.BaseURL})
+		}, func() irisrouter.Handler {
+			return (&iris.ServerInterfaceWrapper{Handler: iris.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 	// oapi-codegen answers every error of a strict handler with 500.
-	{Name: "iris/strict", ErrorsAre500: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "iris/strict", SpoilsCompressed: true, FailedHijackIs200: true, ErrorsAre500: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			irisstrict.ListThingsRequestObject, irisstrict.ListThingsResponseObject,
+			irisstrict.HeadThingsRequestObject, irisstrict.HeadThingsResponseObject,
 			irisstrict.CreateThingRequestObject, irisstrict.CreateThingResponseObject,
 			irisstrict.PayRequestObject, irisstrict.PayResponseObject,
 			irisstrict.UploadRequestObject, irisstrict.UploadResponseObject,
 		]{s.Handle, func(r guardtest.Reply) any { return irisReply{r} }}
-		si, guard, app := irisstrict.NewStrictHandler(strict, nil), s.Guard(irisstrict.PrincipalFrom(irisPrincipal)), newIris()
-		if s.ByHand {
-			wrapper := irisstrict.ServerInterfaceWrapper{Handler: irisstrict.GuardServer(si, guard)}
-			app.Post("/things", wrapper.CreateThing)
-			return builtIris(app)
-		}
-		irisstrict.RegisterHandlersWithOptions(app, si, guard, irisstrict.IrisServerOptions{BaseURL: s.BaseURL})
-		return app
+		si, guard := irisstrict.NewStrictHandler(strict, nil), s.Guard(irisstrict.PrincipalFrom(irisPrincipal))
+		return serveIris(s, guard, func(app *irisrouter.Application) {
+			irisstrict.RegisterHandlersWithOptions(app, si, guard, irisstrict.IrisServerOptions{BaseURL: s.BaseURL})
+		}, func() irisrouter.Handler {
+			return (&irisstrict.ServerInterfaceWrapper{Handler: irisstrict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 }
 
 type irisServer struct{ handle guardtest.Handler }
 
 func (s irisServer) ListThings(c irisrouter.Context)    { s.serve(c, "listThings") }
+func (s irisServer) HeadThings(c irisrouter.Context)    { s.serve(c, "headThings") }
 func (s irisServer) CreateThing(c irisrouter.Context)   { s.serve(c, "createThing") }
 func (s irisServer) Pay(c irisrouter.Context, _ string) { s.serve(c, "pay") }
 func (s irisServer) Upload(c irisrouter.Context)        { s.serve(c, "upload") }
+func (s irisServer) CreateOrder(c irisrouter.Context)   { s.serve(c, "createOrder") }
 
 func (s irisServer) serve(c irisrouter.Context, operation string) {
 	body, err := io.ReadAll(c.Request().Body)
@@ -70,6 +72,10 @@ func (r irisReply) VisitListThingsResponse(c irisrouter.Context) error {
 	return writeHTTP(c.ResponseWriter(), r.Reply)
 }
 
+func (r irisReply) VisitHeadThingsResponse(c irisrouter.Context) error {
+	return writeHTTP(c.ResponseWriter(), r.Reply)
+}
+
 func (r irisReply) VisitCreateThingResponse(c irisrouter.Context) error {
 	return writeHTTP(c.ResponseWriter(), r.Reply)
 }
@@ -82,7 +88,9 @@ func (r irisReply) VisitUploadResponse(c irisrouter.Context) error {
 	return writeHTTP(c.ResponseWriter(), r.Reply)
 }
 
-func newIris() *irisrouter.Application {
+// serveIris registers by hand in a group, since what is generated takes the
+// application only.
+func serveIris(s guardtest.Server, guard *idempotency.Guard, register func(*irisrouter.Application), byHand func() irisrouter.Handler) http.Handler {
 	app := irisrouter.New()
 	app.Logger().SetLevel("disable")
 	app.OnAnyErrorCode(func(c irisrouter.Context) {
@@ -90,19 +98,32 @@ func newIris() *irisrouter.Application {
 			_, _ = c.WriteString(text(err))
 		}
 	})
-	app.Use(irisrecover.New(), func(c irisrouter.Context) {
+	if s.Compress {
+		app.Use(irisrouter.Compression)
+	}
+	if !s.NoRecovery {
+		app.Use(irisrecover.New())
+	}
+	app.Use(func(c irisrouter.Context) {
 		if trip := c.GetHeader("X-Trip"); trip != "" {
 			c.Header("X-Outer", trip)
 		}
 		c.Values().Set("user", c.GetHeader("X-User"))
+		ctx, cancel := guardtest.Outer(c.Request().Context(), c.GetHeader)
+		defer cancel()
+		c.ResetRequest(c.Request().WithContext(ctx))
 		c.Next()
 	})
-	return app
-}
-
-// builtIris does what the generated function does behind its registrations.
-func builtIris(app *irisrouter.Application) http.Handler {
-	if err := app.Build(); err != nil {
+	if s.Second {
+		irissecond.RegisterHandlers(app, irisServer{s.Handle}, guard)
+	}
+	if s.ByHand || s.Group != "" {
+		app.Party(s.Group).Post("/things", byHand())
+	} else {
+		register(app)
+	}
+	// What is generated builds the application, once, behind its own routes.
+	if err := errors.Join(app.Build(), app.RefreshRouter()); err != nil {
 		panic(err)
 	}
 	return app

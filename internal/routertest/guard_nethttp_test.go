@@ -1,11 +1,13 @@
 package routertest
 
 import (
-	"context"
+	"compress/gzip"
 	"io"
 	"net/http"
 
 	chirouter "github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
+	"github.com/gorilla/handlers"
 	"github.com/gorilla/mux"
 
 	chi "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/chi"
@@ -14,102 +16,162 @@ import (
 	gorillastrict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/gorilla-strict"
 	stdhttp "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/std-http"
 	stdhttpstrict "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/std-http-strict"
+	chisecond "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/chi"
+	gorillasecond "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/gorilla"
+	stdhttpsecond "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/second/std-http"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 var netHTTPTargets = []guardtest.Target{
 	{Name: "std-http", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		return stdHTTP(s, httpServer{s.Handle})
+		si, guard := httpServer{s.Handle}, s.Guard(stdhttp.PrincipalFrom(httpPrincipal))
+		return serveStdHTTP(s, guard, func(r *http.ServeMux) {
+			stdhttp.HandlerWithOptions(si, guard, stdhttp.StdHTTPServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&stdhttp.ServerInterfaceWrapper{Handler: stdhttp.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 	{Name: "std-http/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			stdhttpstrict.ListThingsRequestObject, stdhttpstrict.ListThingsResponseObject,
+			stdhttpstrict.HeadThingsRequestObject, stdhttpstrict.HeadThingsResponseObject,
 			stdhttpstrict.CreateThingRequestObject, stdhttpstrict.CreateThingResponseObject,
 			stdhttpstrict.PayRequestObject, stdhttpstrict.PayResponseObject,
 			stdhttpstrict.UploadRequestObject, stdhttpstrict.UploadResponseObject,
 		]{s.Handle, newHTTPReply}
 		si := stdhttpstrict.NewStrictHandlerWithOptions(strict, nil, stdhttpstrict.StrictHTTPServerOptions{RequestErrorHandlerFunc: badRequest, ResponseErrorHandlerFunc: failHTTP})
-		guard, router := s.Guard(stdhttpstrict.PrincipalFrom(httpPrincipal)), http.NewServeMux()
-		if s.ByHand {
-			wrapper := stdhttpstrict.ServerInterfaceWrapper{Handler: stdhttpstrict.GuardServer(si, guard)}
-			router.HandleFunc("POST /things", wrapper.CreateThing)
-			return aroundHTTP(router)
-		}
-		return aroundHTTP(stdhttpstrict.HandlerWithOptions(si, guard, stdhttpstrict.StdHTTPServerOptions{BaseURL: s.BaseURL, BaseRouter: router}))
+		guard := s.Guard(stdhttpstrict.PrincipalFrom(httpPrincipal))
+		return serveStdHTTP(s, guard, func(r *http.ServeMux) {
+			stdhttpstrict.HandlerWithOptions(si, guard, stdhttpstrict.StdHTTPServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&stdhttpstrict.ServerInterfaceWrapper{Handler: stdhttpstrict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 	{Name: "chi", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, router := httpServer{s.Handle}, s.Guard(chi.PrincipalFrom(httpPrincipal)), chirouter.NewRouter()
-		router.Use(aroundHTTP)
-		if s.ByHand {
-			wrapper := chi.ServerInterfaceWrapper{Handler: chi.GuardServer(si, guard)}
-			router.Post("/things", wrapper.CreateThing)
-			return router
-		}
-		return chi.HandlerWithOptions(si, guard, chi.ChiServerOptions{BaseURL: s.BaseURL, BaseRouter: router})
+		si, guard := httpServer{s.Handle}, s.Guard(chi.PrincipalFrom(httpPrincipal))
+		return serveChi(s, guard, func(r chirouter.Router) {
+			chi.HandlerWithOptions(si, guard, chi.ChiServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&chi.ServerInterfaceWrapper{Handler: chi.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 	{Name: "chi/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			chistrict.ListThingsRequestObject, chistrict.ListThingsResponseObject,
+			chistrict.HeadThingsRequestObject, chistrict.HeadThingsResponseObject,
 			chistrict.CreateThingRequestObject, chistrict.CreateThingResponseObject,
 			chistrict.PayRequestObject, chistrict.PayResponseObject,
 			chistrict.UploadRequestObject, chistrict.UploadResponseObject,
 		]{s.Handle, newHTTPReply}
 		si := chistrict.NewStrictHandlerWithOptions(strict, nil, chistrict.StrictHTTPServerOptions{RequestErrorHandlerFunc: badRequest, ResponseErrorHandlerFunc: failHTTP})
-		guard, router := s.Guard(chistrict.PrincipalFrom(httpPrincipal)), chirouter.NewRouter()
-		router.Use(aroundHTTP)
-		if s.ByHand {
-			wrapper := chistrict.ServerInterfaceWrapper{Handler: chistrict.GuardServer(si, guard)}
-			router.Post("/things", wrapper.CreateThing)
-			return router
-		}
-		return chistrict.HandlerWithOptions(si, guard, chistrict.ChiServerOptions{BaseURL: s.BaseURL, BaseRouter: router})
+		guard := s.Guard(chistrict.PrincipalFrom(httpPrincipal))
+		return serveChi(s, guard, func(r chirouter.Router) {
+			chistrict.HandlerWithOptions(si, guard, chistrict.ChiServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&chistrict.ServerInterfaceWrapper{Handler: chistrict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "gorilla", Serve: overHTTP(func(s guardtest.Server) http.Handler {
-		si, guard, router := httpServer{s.Handle}, s.Guard(gorilla.PrincipalFrom(httpPrincipal)), mux.NewRouter()
-		router.Use(aroundHTTP)
-		if s.ByHand {
-			wrapper := gorilla.ServerInterfaceWrapper{Handler: gorilla.GuardServer(si, guard)}
-			router.HandleFunc("/things", wrapper.CreateThing).Methods(http.MethodPost)
-			return router
-		}
-		return gorilla.HandlerWithOptions(si, guard, gorilla.GorillaServerOptions{BaseURL: s.BaseURL, BaseRouter: router})
+	{Name: "gorilla", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+		si, guard := httpServer{s.Handle}, s.Guard(gorilla.PrincipalFrom(httpPrincipal))
+		return serveGorilla(s, guard, func(r *mux.Router) {
+			gorilla.HandlerWithOptions(si, guard, gorilla.GorillaServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&gorilla.ServerInterfaceWrapper{Handler: gorilla.GuardServer(si, guard)}).CreateThing
+		})
 	})},
-	{Name: "gorilla/strict", Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "gorilla/strict", SpoilsCompressed: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			gorillastrict.ListThingsRequestObject, gorillastrict.ListThingsResponseObject,
+			gorillastrict.HeadThingsRequestObject, gorillastrict.HeadThingsResponseObject,
 			gorillastrict.CreateThingRequestObject, gorillastrict.CreateThingResponseObject,
 			gorillastrict.PayRequestObject, gorillastrict.PayResponseObject,
 			gorillastrict.UploadRequestObject, gorillastrict.UploadResponseObject,
 		]{s.Handle, newHTTPReply}
 		si := gorillastrict.NewStrictHandlerWithOptions(strict, nil, gorillastrict.StrictHTTPServerOptions{RequestErrorHandlerFunc: badRequest, ResponseErrorHandlerFunc: failHTTP})
-		guard, router := s.Guard(gorillastrict.PrincipalFrom(httpPrincipal)), mux.NewRouter()
-		router.Use(aroundHTTP)
-		if s.ByHand {
-			wrapper := gorillastrict.ServerInterfaceWrapper{Handler: gorillastrict.GuardServer(si, guard)}
-			router.HandleFunc("/things", wrapper.CreateThing).Methods(http.MethodPost)
-			return router
-		}
-		return gorillastrict.HandlerWithOptions(si, guard, gorillastrict.GorillaServerOptions{BaseURL: s.BaseURL, BaseRouter: router})
+		guard := s.Guard(gorillastrict.PrincipalFrom(httpPrincipal))
+		return serveGorilla(s, guard, func(r *mux.Router) {
+			gorillastrict.HandlerWithOptions(si, guard, gorillastrict.GorillaServerOptions{BaseURL: s.BaseURL, BaseRouter: r})
+		}, func() http.HandlerFunc {
+			return (&gorillastrict.ServerInterfaceWrapper{Handler: gorillastrict.GuardServer(si, guard)}).CreateThing
+		})
 	})},
 }
 
-func stdHTTP(s guardtest.Server, si stdhttp.ServerInterface) http.Handler {
-	guard, router := s.Guard(stdhttp.PrincipalFrom(httpPrincipal)), http.NewServeMux()
+func serveStdHTTP(s guardtest.Server, guard *idempotency.Guard, register func(*http.ServeMux), byHand func() http.HandlerFunc) http.Handler {
+	r := http.NewServeMux()
 	if s.ByHand {
-		wrapper := stdhttp.ServerInterfaceWrapper{Handler: stdhttp.GuardServer(si, guard)}
-		router.HandleFunc("POST /things", wrapper.CreateThing)
-		return aroundHTTP(router)
+		r.Handle("POST /things", byHand())
+	} else {
+		register(r)
 	}
-	return aroundHTTP(stdhttp.HandlerWithOptions(si, guard, stdhttp.StdHTTPServerOptions{BaseURL: s.BaseURL, BaseRouter: router}))
+	if s.Second {
+		stdhttpsecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+	}
+	var h http.Handler = r
+	if s.Group != "" {
+		group := http.NewServeMux()
+		group.Handle(s.Group+"/", http.StripPrefix(s.Group, r))
+		h = group
+	}
+	h = aroundHTTP(s, h)
+	if s.Compress {
+		h = middleware.Compress(gzip.DefaultCompression)(h)
+	}
+	return h
+}
+
+func serveChi(s guardtest.Server, guard *idempotency.Guard, register func(chirouter.Router), byHand func() http.HandlerFunc) http.Handler {
+	root := chirouter.NewRouter()
+	if s.Compress {
+		root.Use(middleware.Compress(gzip.DefaultCompression))
+	}
+	root.Use(func(next http.Handler) http.Handler { return aroundHTTP(s, next) })
+	var r chirouter.Router = root
+	if s.Group != "" {
+		r = root.Route(s.Group, func(chirouter.Router) {})
+	}
+	if s.ByHand {
+		r.Post("/things", byHand())
+	} else {
+		register(r)
+	}
+	if s.Second {
+		chisecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+	}
+	return root
+}
+
+func serveGorilla(s guardtest.Server, guard *idempotency.Guard, register func(*mux.Router), byHand func() http.HandlerFunc) http.Handler {
+	root := mux.NewRouter()
+	if s.Compress {
+		root.Use(handlers.CompressHandler)
+	}
+	root.Use(func(next http.Handler) http.Handler { return aroundHTTP(s, next) })
+	r := root
+	if s.Group != "" {
+		r = root.PathPrefix(s.Group).Subrouter()
+	}
+	if s.ByHand {
+		r.Handle("/things", byHand()).Methods(http.MethodPost)
+	} else {
+		register(r)
+	}
+	if s.Second {
+		gorillasecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+	}
+	return root
 }
 
 // httpServer is a server of std-http, chi and gorilla.
 type httpServer struct{ handle guardtest.Handler }
 
 func (s httpServer) ListThings(w http.ResponseWriter, r *http.Request)    { s.serve(w, r, "listThings") }
+func (s httpServer) HeadThings(w http.ResponseWriter, r *http.Request)    { s.serve(w, r, "headThings") }
 func (s httpServer) CreateThing(w http.ResponseWriter, r *http.Request)   { s.serve(w, r, "createThing") }
 func (s httpServer) Pay(w http.ResponseWriter, r *http.Request, _ string) { s.serve(w, r, "pay") }
 func (s httpServer) Upload(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, "upload") }
+func (s httpServer) CreateOrder(w http.ResponseWriter, r *http.Request)   { s.serve(w, r, "createOrder") }
 
 func (s httpServer) serve(w http.ResponseWriter, r *http.Request, operation string) {
 	body, err := io.ReadAll(r.Body)
@@ -133,24 +195,26 @@ func failHTTP(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, text(err), status(err))
 }
 
-type userKey struct{}
-
 func httpPrincipal(r *http.Request) (string, error) {
-	user, _ := r.Context().Value(userKey{}).(string)
+	user, _ := r.Context().Value(guardtest.UserKey{}).(string)
 	return guardtest.Principal(user)
 }
 
 // aroundHTTP is the middlewares that the suite asks for.
-func aroundHTTP(next http.Handler) http.Handler {
+func aroundHTTP(s guardtest.Server, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			if recover() != nil {
-				w.WriteHeader(http.StatusInternalServerError)
-			}
-		}()
+		if !s.NoRecovery {
+			defer func() {
+				if recover() != nil {
+					w.WriteHeader(http.StatusInternalServerError)
+				}
+			}()
+		}
 		if trip := r.Header.Get("X-Trip"); trip != "" {
 			w.Header().Set("X-Outer", trip)
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), userKey{}, r.Header.Get("X-User"))))
+		ctx, cancel := guardtest.Outer(r.Context(), r.Header.Get)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }

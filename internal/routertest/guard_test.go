@@ -1,12 +1,12 @@
 package routertest
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"mime/multipart"
 	"net"
 	"net/http"
@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-chi/chi/v5/middleware"
+	ginrouter "github.com/gin-gonic/gin"
+	"github.com/labstack/echo/v4"
+	echov5 "github.com/labstack/echo/v5"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
@@ -34,9 +36,9 @@ func TestGuard(t *testing.T) {
 // overHTTP serves what a target makes of a server over net/http.
 func overHTTP(handler func(guardtest.Server) http.Handler) func(*testing.T, guardtest.Server) guardtest.Running {
 	return func(t *testing.T, s guardtest.Server) guardtest.Running {
-		server := &http.Server{Handler: handler(s), ReadHeaderTimeout: time.Minute}
-		if s.Compress {
-			server.Handler = middleware.Compress(gzip.DefaultCompression)(server.Handler)
+		server := &http.Server{Handler: handler(s), ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
+		if s.Around != nil {
+			server.Handler = s.Around(server.Handler)
 		}
 		return run(t, server.Serve, server.Shutdown, http.ErrServerClosed)
 	}
@@ -79,24 +81,28 @@ func status(err error) int {
 // A strictServer implements the StrictServerInterface of every strict package:
 // the types of its requests and responses are the package's, and write makes a
 // response object of a reply.
-type strictServer[L, LR, C, CR, P, PR, U, UR any] struct {
+type strictServer[L, LR, H, HR, C, CR, P, PR, U, UR any] struct {
 	handle guardtest.Handler
 	write  func(guardtest.Reply) any
 }
 
-func (s strictServer[L, LR, C, CR, P, PR, U, UR]) ListThings(ctx context.Context, r L) (LR, error) {
+func (s strictServer[L, LR, H, HR, C, CR, P, PR, U, UR]) ListThings(ctx context.Context, r L) (LR, error) {
 	return answerStrict[LR](ctx, s.handle, s.write, "listThings", r)
 }
 
-func (s strictServer[L, LR, C, CR, P, PR, U, UR]) CreateThing(ctx context.Context, r C) (CR, error) {
+func (s strictServer[L, LR, H, HR, C, CR, P, PR, U, UR]) HeadThings(ctx context.Context, r H) (HR, error) {
+	return answerStrict[HR](ctx, s.handle, s.write, "headThings", r)
+}
+
+func (s strictServer[L, LR, H, HR, C, CR, P, PR, U, UR]) CreateThing(ctx context.Context, r C) (CR, error) {
 	return answerStrict[CR](ctx, s.handle, s.write, "createThing", r)
 }
 
-func (s strictServer[L, LR, C, CR, P, PR, U, UR]) Pay(ctx context.Context, r P) (PR, error) {
+func (s strictServer[L, LR, H, HR, C, CR, P, PR, U, UR]) Pay(ctx context.Context, r P) (PR, error) {
 	return answerStrict[PR](ctx, s.handle, s.write, "pay", r)
 }
 
-func (s strictServer[L, LR, C, CR, P, PR, U, UR]) Upload(ctx context.Context, r U) (UR, error) {
+func (s strictServer[L, LR, H, HR, C, CR, P, PR, U, UR]) Upload(ctx context.Context, r U) (UR, error) {
 	return answerStrict[UR](ctx, s.handle, s.write, "upload", r)
 }
 
@@ -143,6 +149,7 @@ type httpReply struct{ guardtest.Reply }
 func newHTTPReply(r guardtest.Reply) any { return httpReply{r} }
 
 func (r httpReply) VisitListThingsResponse(w http.ResponseWriter) error { return writeHTTP(w, r.Reply) }
+func (r httpReply) VisitHeadThingsResponse(w http.ResponseWriter) error { return writeHTTP(w, r.Reply) }
 func (r httpReply) VisitCreateThingResponse(w http.ResponseWriter) error {
 	return writeHTTP(w, r.Reply)
 }
@@ -150,10 +157,29 @@ func (r httpReply) VisitPayResponse(w http.ResponseWriter) error    { return wri
 func (r httpReply) VisitUploadResponse(w http.ResponseWriter) error { return writeHTTP(w, r.Reply) }
 
 func writeHTTP(w http.ResponseWriter, r guardtest.Reply) error {
+	if r.Link != "" {
+		w.Header().Set("Link", r.Link)
+		below(w).WriteHeader(http.StatusEarlyHints)
+		w.Header().Del("Link")
+	}
+	if r.Hijack != nil {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err == nil {
+			r.Hijack(conn)
+			err = conn.Close()
+		}
+		return err
+	}
 	for name, values := range r.Header {
 		w.Header()[name] = values
 	}
-	w.WriteHeader(r.Status)
+	if r.Write != nil {
+		r.Write(w)
+		return nil
+	}
+	if r.Status != 0 {
+		w.WriteHeader(r.Status)
+	}
 	if r.Body != "" {
 		_, err := io.WriteString(w, r.Body)
 		return err
@@ -162,6 +188,18 @@ func writeHTTP(w http.ResponseWriter, r guardtest.Reply) error {
 		w.(http.Flusher).Flush()
 		return nil
 	})
+}
+
+// below returns the writer below a router's own, which takes an informational
+// response for the final one.
+func below(w http.ResponseWriter) http.ResponseWriter {
+	switch w := w.(type) {
+	case interface{ Naive() http.ResponseWriter }: // iris
+		return w.Naive()
+	case ginrouter.ResponseWriter, *echo.Response, *echov5.Response:
+		return w.(interface{ Unwrap() http.ResponseWriter }).Unwrap()
+	}
+	return w
 }
 
 // stream writes the parts of a reply that streams.

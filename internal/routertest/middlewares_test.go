@@ -1,23 +1,17 @@
 package routertest
 
 import (
-	"context"
-	"fmt"
 	"net/http"
 	"testing"
 
 	ginrouter "github.com/gin-gonic/gin"
 	fiberv2 "github.com/gofiber/fiber/v2"
 	irisrouter "github.com/kataras/iris/v12"
-	echov4 "github.com/labstack/echo/v4"
 
-	plainecho "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/echo/want"
-	echo4 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/echo"
 	fiber2 "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/fiber"
 	gin "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/gin"
 	iris "github.com/oapi-idempotent/oapi-idempotent/internal/routertest/golden/guardtest/iris"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
-	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotencytest/guardtest"
 )
 
 // saw is what a middleware around a guarded handler saw when it had returned.
@@ -110,22 +104,3 @@ func TestFiberMiddlewares(t *testing.T) {
 type fiberText struct{ fiber2.ServerInterface }
 
 func (fiberText) CreateThing(c *fiberv2.Ctx) error { return c.SendString("made") }
-
-// TestTwoAPIs has two generated packages share a guard and its store.
-func TestTwoAPIs(t *testing.T) {
-	e, things, orders := echov4.New(), 0, &orders{}
-	guard := newGuard(t, echo4.PrincipalFrom(echoPrincipal))
-	plainecho.RegisterHandlers(e, orders, guard)
-	echo4.RegisterHandlers(e, echoServer{func(context.Context, guardtest.Call) guardtest.Reply {
-		things++
-		return guardtest.Reply{Status: http.StatusCreated, Body: fmt.Sprint("thing ", things)}
-	}}, guard)
-	url := serve(t, e)
-	for _, replayed := range []bool{false, true} {
-		send(t, "POST", url+"/orders", "a", `{"item":"lamp"}`).expect(t, "an order", http.StatusCreated, replayed)
-		send(t, "POST", url+"/things", "a", `{"item":"lamp"}`).expect(t, "a thing with the order's key", http.StatusCreated, replayed)
-	}
-	if ran := orders.created.Load(); ran != 1 || things != 1 {
-		t.Errorf("%d orders and %d things were made, want one each", ran, things)
-	}
-}

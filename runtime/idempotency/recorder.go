@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -56,8 +57,8 @@ func (g *Guard) innermost(h http.Handler) http.Handler {
 type Recorder struct {
 	ctx     context.Context
 	w       http.ResponseWriter
-	e       *execution // nil: the run is not guarded
-	before  http.Header
+	e       *execution  // nil: the run is not guarded
+	before  http.Header // what header was at first, with the same slices
 	header  http.Header
 	sent    http.Header // what header was when the status was written
 	status  int
@@ -73,10 +74,10 @@ func NewRecorder(ctx context.Context, w http.ResponseWriter) *Recorder {
 		rec.passing = true
 		return rec
 	}
-	rec.before = w.Header().Clone()
 	if rec.header = w.Header().Clone(); rec.header == nil {
 		rec.header = http.Header{}
 	}
+	rec.before = maps.Clone(rec.header)
 	return rec
 }
 
@@ -92,28 +93,36 @@ func (rec *Recorder) Header() http.Header {
 
 func (rec *Recorder) WriteHeader(status int) {
 	switch {
+	case rec.passing && informational(status):
+		innermost(rec.w).WriteHeader(status)
 	case rec.passing:
 		rec.w.WriteHeader(status)
 	case status < 100 || status > 999:
 		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http does
 	case rec.status != 0:
-	case status >= 100 && status < 200 && status != http.StatusSwitchingProtocols:
+	case informational(status):
 		rec.inform(status)
 	default:
 		rec.status = status
-		rec.sent = rec.header.Clone()
+		rec.sent = maps.Clone(rec.header)
 	}
 }
 
+func informational(status int) bool {
+	return status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
+}
+
 // inform sends an informational response, which does not end the exchange,
-// with the handler's header fields and leaves the writer's own as they were.
+// with the handler's header fields and leaves the writer's own as they were. It
+// passes by the writers of routers, which take it for the final one.
 func (rec *Recorder) inform(status int) {
-	h := rec.w.Header()
+	w := innermost(rec.w)
+	h := w.Header()
 	clear(h)
 	for name, values := range rec.header {
 		h[name] = values
 	}
-	rec.w.WriteHeader(status)
+	w.WriteHeader(status)
 	clear(h)
 	for name, values := range rec.before {
 		h[name] = values
@@ -214,16 +223,30 @@ func (rec *Recorder) CloseNotify() <-chan bool {
 
 // supports looks for a writer that can among those that w wraps.
 func supports(w http.ResponseWriter, can func(http.ResponseWriter) bool) bool {
-	for {
+	for ; w != nil; w = below(w) {
 		if can(w) {
 			return true
 		}
-		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			return false
-		}
-		w = u.Unwrap()
 	}
+	return false
+}
+
+func innermost(w http.ResponseWriter) http.ResponseWriter {
+	for next := below(w); next != nil; next = below(w) {
+		w = next
+	}
+	return w
+}
+
+// below returns the writer that w wraps, or nil.
+func below(w http.ResponseWriter) http.ResponseWriter {
+	switch w := w.(type) {
+	case interface{ Unwrap() http.ResponseWriter }:
+		return w.Unwrap()
+	case interface{ Naive() http.ResponseWriter }: // as iris calls it
+		return w.Naive()
+	}
+	return nil
 }
 
 // Response returns the answer that was kept, or nil if it has passed.
@@ -236,7 +259,7 @@ func (rec *Recorder) Response() *Response {
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
-	resp := &Response{Status: rec.status, Header: changes(rec.before, rec.sent), Body: rec.body}
+	resp := &Response{Status: rec.status, Header: changes(rec.before, rec.sent, sameSlice), Body: rec.body}
 	rec.copyTrailers(resp.Header)
 	return resp
 }

@@ -22,15 +22,17 @@ type Response struct {
 }
 
 // WriteTo sends the response on w: its header fields replace those that are
-// there, and Content-Length is computed anew.
+// there, and Content-Length is computed anew, unless a middleware has announced
+// a Content-Encoding, under which only it knows the length.
 func (resp *Response) WriteTo(w http.ResponseWriter) error {
+	encoded := w.Header().Get("Content-Encoding") != ""
 	applyHeader(w.Header(), resp.Header)
+	w.Header().Del("Content-Length")
 	if !bodyAllowed(resp.Status) {
-		w.Header().Del("Content-Length")
 		w.WriteHeader(resp.Status)
 		return nil
 	}
-	if w.Header().Get("Trailer") == "" && w.Header().Get("Transfer-Encoding") == "" {
+	if !encoded && w.Header().Get("Trailer") == "" && w.Header().Get("Transfer-Encoding") == "" {
 		w.Header().Set("Content-Length", strconv.Itoa(len(resp.Body)))
 	}
 	trailers := http.Header{}
@@ -82,7 +84,7 @@ func (c *Capture) Response(ctx context.Context, status int, header map[string][]
 	if streams {
 		return nil, Passing(ctx)
 	}
-	return &Response{Status: status, Header: changes(c.before, copyHeader(header)), Body: bytes.Clone(body())}, nil
+	return &Response{Status: status, Header: changes(c.before, copyHeader(header), slices.Equal), Body: bytes.Clone(body())}, nil
 }
 
 // Restore makes the router's header what it was before the run and resp has it
@@ -91,7 +93,7 @@ func (c *Capture) Response(ctx context.Context, status int, header map[string][]
 func (c *Capture) Restore(resp *Response, header map[string][]string, del func(name string), add func(name, value string)) {
 	now, want := copyHeader(header), c.before.Clone()
 	applyHeader(want, resp.Header)
-	for name, values := range changes(now, want) {
+	for name, values := range changes(now, want, slices.Equal) {
 		del(name)
 		for _, v := range values {
 			add(name, v)
@@ -109,13 +111,13 @@ func Render(ctx context.Context, failed error, render func(error) error) error {
 	return render(failed)
 }
 
-// changes returns the fields that are different in after, and without values
+// changes returns the fields that are not the same in after, and without values
 // those that it lacks.
-func changes(before, after http.Header) http.Header {
+func changes(before, after http.Header, same func(_, _ []string) bool) http.Header {
 	changed := http.Header{}
 	for name, values := range after {
 		// A field without values keeps net/http from adding one of its own.
-		if had, ok := before[name]; !ok || !slices.Equal(values, had) {
+		if had, ok := before[name]; !ok || !same(values, had) {
 			changed[name] = values
 		}
 	}
@@ -125,6 +127,12 @@ func changes(before, after http.Header) http.Header {
 		}
 	}
 	return changed
+}
+
+// sameSlice tells a field that was left alone from one that was set to what it
+// was: a compressor around announces its Content-Encoding before the handler does.
+func sameSlice(a, b []string) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 func applyHeader(dst, src http.Header) {

@@ -1,8 +1,11 @@
 package guardtest
 
 import (
+	"bufio"
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -29,7 +32,11 @@ type fixture struct {
 func serve(t *testing.T, target Target, handle Handler, options ...func(*Server)) *fixture {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true}
-	f := &fixture{T: t, client: &http.Client{Transport: transport, Timeout: patience}}
+	f := &fixture{T: t, client: &http.Client{
+		Transport:     transport,
+		Timeout:       patience,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
 	s := Server{Guard: over(t, memorystore.New())}
 	s.Handle = func(ctx context.Context, call Call) Reply {
 		f.runs.Add(1)
@@ -128,6 +135,56 @@ func (f *fixture) send(r request) answer {
 		f.Errorf("%s: reading the answer: %v", r.path, err)
 	}
 	return answer{resp, string(body)}
+}
+
+// A connection is one on which requests are written by hand.
+type connection struct {
+	net.Conn
+	f    *fixture
+	read *bufio.Reader
+}
+
+func (f *fixture) dial() *connection {
+	f.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(f.URL, "http://"))
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(patience))
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { conn.Close() })
+	return &connection{conn, f, bufio.NewReader(conn)}
+}
+
+// write writes lines, each but the last with its end, as they are.
+func (w *connection) write(lines ...string) {
+	w.f.Helper()
+	if _, err := io.WriteString(w, strings.Join(lines, "\r\n")); err != nil {
+		w.f.Errorf("writing %q: %v", lines[0], err)
+	}
+}
+
+// answer reads the answer to a request with the method.
+func (w *connection) answer(method string) answer {
+	w.f.Helper()
+	resp, err := http.ReadResponse(w.read, &http.Request{Method: method})
+	if err != nil {
+		w.f.Errorf("reading an answer: %v", err)
+		return answer{Response: &http.Response{Header: http.Header{}}}
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.f.Errorf("reading the body of an answer: %v", err)
+	}
+	return answer{resp, string(body)}
+}
+
+// post writes a POST of lamp with header lines of its own.
+func (w *connection) post(target string, header ...string) {
+	w.f.Helper()
+	w.write(append(append([]string{"POST " + target + " HTTP/1.1", "Host: things"}, header...),
+		"Content-Type: application/json", fmt.Sprintf("Content-Length: %d", len(lamp)), "", lamp)...)
 }
 
 // start sends r and returns its answer to be waited for.

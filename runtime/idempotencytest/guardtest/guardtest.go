@@ -4,16 +4,24 @@
 //
 // A target serves the document internal/routertest/golden/guardtest/spec.yaml:
 //
-//	GET  /things                       not annotated
+//	GET, HEAD /things                  not annotated
 //	POST /things                       JSON; the defaults, and 409 is recorded
+//	GET, HEAD, POST /items             an alias of /things
 //	POST /accounts/{account}/payments  JSON; secured, at-most-once, duplicates wait
 //	POST /files                        forms; keys are optional, bodies are at most 4 KiB, the lease is a second
+//
+// and, where [Server].Second asks for it, internal/routertest/golden/second/spec.yaml:
+//
+//	POST /orders                       in a transaction; answers are at most 4 KiB
 package guardtest
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
@@ -31,12 +39,24 @@ type Target struct {
 	// ErrorsAreOutside says that handlers leave their errors to a middleware
 	// around the guard, so that what it renders is not recorded.
 	ErrorsAreOutside bool
+	// SpoilsCompressed says that the router's own compressor spoils an answer that
+	// the handler has compressed already: it compresses it once more, or takes its
+	// Content-Encoding away.
+	SpoilsCompressed bool
+	// FailedHijackIs200 says that the router writes no status behind a hijack,
+	// also when it failed.
+	FailedHijackIs200 bool
+	// Fasthttp says that the server is not net/http's: handlers have no
+	// http.ResponseWriter, what streams and what is hijacked is written after they
+	// have returned, and a panic that nothing recovers ends the process.
+	Fasthttp bool
 }
 
 // A Server is what a target serves. Around the guard it has middlewares of its
 // own: one that turns a panic into status 500, one that sets the response field
-// X-Outer to the request's X-Trip, and one that keeps the request's X-User in the
-// router's context, where the principal function finds it.
+// X-Outer to the request's X-Trip, one that keeps the request's X-User in the
+// router's context, where the principal function finds it, and one that hands the
+// context of [Outer] on.
 type Server struct {
 	// Guard returns the guard. The option is the generated PrincipalFrom over
 	// [Principal].
@@ -45,12 +65,21 @@ type Server struct {
 	Handle Handler
 	// BaseURL is put before every path.
 	BaseURL string
+	// Group has the target register its routes in a group of its router that
+	// has this prefix.
+	Group string
 	// ByHand has the target register POST /things alone, with a
 	// ServerInterfaceWrapper that is not made by a generated function.
 	ByHand bool
-	// Compress has a middleware around everything else compress what clients
-	// accept compressed.
+	// Second has the target register the second document too.
+	Second bool
+	// NoRecovery leaves the middleware out that turns a panic into status 500.
+	NoRecovery bool
+	// Compress has the router's own compressor around everything else compress
+	// what clients accept compressed.
 	Compress bool
+	// Around is put around the router. Targets over fasthttp do not get one.
+	Around func(http.Handler) http.Handler
 }
 
 // Running is a server that has been started.
@@ -70,15 +99,24 @@ type Call struct {
 	Body      string // as sent, or, behind a strict handler, what was decoded
 }
 
-// A Reply is what a handler answers.
+// A Reply is what a handler answers. The zero Reply is a handler that writes
+// nothing.
 type Reply struct {
 	Status int
 	Header http.Header // replaces fields of the same name
 	Body   string
+	// Link, if any, is sent first as that field of an informational response, 103.
+	Link string
 	// Stream is sent in place of Body, each part as soon as it is written.
 	// Between is called after the first part was sent.
 	Stream  []string
 	Between func()
+	// Hijack gets the connection in place of everything else. It is closed
+	// afterwards.
+	Hijack func(net.Conn)
+	// Write writes the answer in place of everything but Header. Targets over
+	// fasthttp do not get one.
+	Write func(http.ResponseWriter)
 	// Err, if any, is an [*Error]: the handler fails in the way of its router,
 	// and the router's own error handling is to answer with its status and its
 	// text, "handled: " before it.
@@ -96,15 +134,35 @@ func (e *Error) Error() string { return e.Text }
 // Principal is what the target's principal function is to return for a request
 // whose X-User is user, or empty.
 func Principal(user string) (string, error) {
-	if user == "banned" {
+	switch user {
+	case "banned":
 		return "", idempotency.ErrForbidden
+	case "unknowable":
+		return "", errors.New("no directory")
 	}
 	return user, nil
+}
+
+// UserKey is the key of the request's X-User in the context of [Outer].
+type UserKey struct{}
+
+// Outer returns the context that the target's middleware is to hand on in place
+// of the request's: with the request's X-User, and with the deadline after which
+// its X-Timeout, if any, ends. Field returns a field of the request.
+func Outer(ctx context.Context, field func(name string) string) (context.Context, context.CancelFunc) {
+	ctx = context.WithValue(ctx, UserKey{}, field("X-User"))
+	if timeout, err := time.ParseDuration(field("X-Timeout")); err == nil {
+		return context.WithTimeout(ctx, timeout)
+	}
+	return ctx, func() {}
 }
 
 // Run runs the suite on target, its cases in parallel.
 func Run(t *testing.T, target Target) {
 	for _, c := range cases {
+		if c.needsHTTP && target.Fasthttp {
+			continue
+		}
 		t.Run(c.promise, func(t *testing.T) {
 			t.Parallel()
 			c.check(t, target)

@@ -156,6 +156,8 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c fibe
 		return capture.Response(ctx, response.StatusCode(), c.GetRespHeaders(), streams, response.Body)
 	})
 	if err == nil && answer != nil {
+		c.RequestCtx().Hijack(nil)
+		c.RequestCtx().HijackSetNoResponse(false)
 		capture.Restore(answer, c.GetRespHeaders(), response.Header.Del, response.Header.Add)
 		response.SetStatusCode(answer.Status)
 		response.SetBody(answer.Body)

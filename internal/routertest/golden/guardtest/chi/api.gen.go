@@ -27,6 +27,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -41,6 +44,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(w http.ResponseWriter, r *http.Request)
+
+	// (HEAD /things)
+	HeadThings(w http.ResponseWriter, r *http.Request)
 
 	// (POST /things)
 	CreateThing(w http.ResponseWriter, r *http.Request)
@@ -62,6 +68,11 @@ func (_ Unimplemented) Upload(w http.ResponseWriter, r *http.Request) {
 
 // (GET /things)
 func (_ Unimplemented) ListThings(w http.ResponseWriter, r *http.Request) {
+	w.WriteHeader(http.StatusNotImplemented)
+}
+
+// (HEAD /things)
+func (_ Unimplemented) HeadThings(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNotImplemented)
 }
 
@@ -124,6 +135,20 @@ func (siw *ServerInterfaceWrapper) ListThings(w http.ResponseWriter, r *http.Req
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListThings(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.HeadThings(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -261,7 +286,19 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options Ch
 	}
 
 	r.Group(func(r chi.Router) {
+		r.Get(options.BaseURL+"/items", wrapper.ListThings)
+	})
+	r.Group(func(r chi.Router) {
+		r.Head(options.BaseURL+"/items", wrapper.HeadThings)
+	})
+	r.Group(func(r chi.Router) {
+		r.Post(options.BaseURL+"/items", wrapper.CreateThing)
+	})
+	r.Group(func(r chi.Router) {
 		r.Get(options.BaseURL+"/things", wrapper.ListThings)
+	})
+	r.Group(func(r chi.Router) {
+		r.Head(options.BaseURL+"/things", wrapper.HeadThings)
 	})
 	r.Group(func(r chi.Router) {
 		r.Post(options.BaseURL+"/things", wrapper.CreateThing)

@@ -32,6 +32,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -46,6 +49,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx *echo.Context) error
+
+	// (HEAD /things)
+	HeadThings(ctx *echo.Context) error
 
 	// (POST /things)
 	CreateThing(ctx *echo.Context) error
@@ -87,6 +93,15 @@ func (w *ServerInterfaceWrapper) ListThings(ctx *echo.Context) error {
 
 	// Invoke the callback with all the unmarshaled arguments
 	err = w.Handler.ListThings(ctx)
+	return err
+}
+
+// HeadThings converts echo context to params.
+func (w *ServerInterfaceWrapper) HeadThings(ctx *echo.Context) error {
+	var err error
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.HeadThings(ctx)
 	return err
 }
 
@@ -146,7 +161,11 @@ func RegisterHandlersWithOptions(router EchoRouter, si ServerInterface, guard *i
 		Handler: GuardServer(si, guard),
 	}
 
+	router.GET(options.BaseURL+"/items", wrapper.ListThings, options.OperationMiddlewares["listThings"]...)
+	router.HEAD(options.BaseURL+"/items", wrapper.HeadThings, options.OperationMiddlewares["headThings"]...)
+	router.POST(options.BaseURL+"/items", wrapper.CreateThing, options.OperationMiddlewares["createThing"]...)
 	router.GET(options.BaseURL+"/things", wrapper.ListThings, options.OperationMiddlewares["listThings"]...)
+	router.HEAD(options.BaseURL+"/things", wrapper.HeadThings, options.OperationMiddlewares["headThings"]...)
 	router.POST(options.BaseURL+"/things", wrapper.CreateThing, options.OperationMiddlewares["createThing"]...)
 	router.POST(options.BaseURL+"/accounts/:account/payments", wrapper.Pay, options.OperationMiddlewares["pay"]...)
 	router.POST(options.BaseURL+"/files", wrapper.Upload, options.OperationMiddlewares["upload"]...)
@@ -208,6 +227,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(w http.Respons
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(w http.ResponseWriter) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -241,6 +275,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -365,6 +402,29 @@ func (sh *strictHandler) ListThings(ctx *echo.Context) error {
 		return err
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		return validResponse.VisitListThingsResponse(ctx.Response())
+	} else if response != nil {
+		return fmt.Errorf("unexpected response type: %T", response)
+	}
+	return nil
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(ctx *echo.Context) error {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx *echo.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx.Request().Context(), request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		return err
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		return validResponse.VisitHeadThingsResponse(ctx.Response())
 	} else if response != nil {
 		return fmt.Errorf("unexpected response type: %T", response)
 	}

@@ -28,6 +28,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -42,6 +45,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx *echo.Context) error
+
+	// (HEAD /things)
+	HeadThings(ctx *echo.Context) error
 
 	// (POST /things)
 	CreateThing(ctx *echo.Context) error
@@ -83,6 +89,15 @@ func (w *ServerInterfaceWrapper) ListThings(ctx *echo.Context) error {
 
 	// Invoke the callback with all the unmarshaled arguments
 	err = w.Handler.ListThings(ctx)
+	return err
+}
+
+// HeadThings converts echo context to params.
+func (w *ServerInterfaceWrapper) HeadThings(ctx *echo.Context) error {
+	var err error
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.HeadThings(ctx)
 	return err
 }
 
@@ -142,7 +157,11 @@ func RegisterHandlersWithOptions(router EchoRouter, si ServerInterface, guard *i
 		Handler: GuardServer(si, guard),
 	}
 
+	router.GET(options.BaseURL+"/items", wrapper.ListThings, options.OperationMiddlewares["listThings"]...)
+	router.HEAD(options.BaseURL+"/items", wrapper.HeadThings, options.OperationMiddlewares["headThings"]...)
+	router.POST(options.BaseURL+"/items", wrapper.CreateThing, options.OperationMiddlewares["createThing"]...)
 	router.GET(options.BaseURL+"/things", wrapper.ListThings, options.OperationMiddlewares["listThings"]...)
+	router.HEAD(options.BaseURL+"/things", wrapper.HeadThings, options.OperationMiddlewares["headThings"]...)
 	router.POST(options.BaseURL+"/things", wrapper.CreateThing, options.OperationMiddlewares["createThing"]...)
 	router.POST(options.BaseURL+"/accounts/:account/payments", wrapper.Pay, options.OperationMiddlewares["pay"]...)
 	router.POST(options.BaseURL+"/files", wrapper.Upload, options.OperationMiddlewares["upload"]...)

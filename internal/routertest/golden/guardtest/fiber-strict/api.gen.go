@@ -30,6 +30,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -44,6 +47,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(c *fiber.Ctx) error
+
+	// (HEAD /things)
+	HeadThings(c *fiber.Ctx) error
 
 	// (POST /things)
 	CreateThing(c *fiber.Ctx) error
@@ -123,6 +129,24 @@ func (siw *ServerInterfaceWrapper) ListThings(c *fiber.Ctx) error {
 	return handler(c)
 }
 
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(c *fiber.Ctx) error {
+
+	handler := func(c *fiber.Ctx) error {
+		return siw.Handler.HeadThings(c)
+	}
+
+	for i := len(siw.HandlerMiddlewares) - 1; i >= 0; i-- {
+		m := siw.HandlerMiddlewares[i]
+		next := handler
+		handler = func(c *fiber.Ctx) error {
+			return m(c, next)
+		}
+	}
+
+	return handler(c)
+}
+
 // CreateThing operation middleware
 func (siw *ServerInterfaceWrapper) CreateThing(c *fiber.Ctx) error {
 
@@ -164,7 +188,15 @@ func RegisterHandlersWithOptions(router fiber.Router, si ServerInterface, guard 
 		router.Use(fiber.Handler(m))
 	}
 
+	router.Get(options.BaseURL+"/items", wrapper.ListThings)
+
+	router.Head(options.BaseURL+"/items", wrapper.HeadThings)
+
+	router.Post(options.BaseURL+"/items", wrapper.CreateThing)
+
 	router.Get(options.BaseURL+"/things", wrapper.ListThings)
+
+	router.Head(options.BaseURL+"/things", wrapper.HeadThings)
 
 	router.Post(options.BaseURL+"/things", wrapper.CreateThing)
 
@@ -227,6 +259,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(ctx *fiber.Ctx
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(ctx *fiber.Ctx) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(ctx *fiber.Ctx) error {
+	ctx.Status(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -255,6 +302,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -372,6 +422,31 @@ func (sh *strictHandler) ListThings(ctx *fiber.Ctx) error {
 		return err
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		if err := validResponse.VisitListThingsResponse(ctx); err != nil {
+			return err
+		}
+	} else if response != nil {
+		return fmt.Errorf("unexpected response type: %T", response)
+	}
+	return nil
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(ctx *fiber.Ctx) error {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx *fiber.Ctx, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx.UserContext(), request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		return err
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		if err := validResponse.VisitHeadThingsResponse(ctx); err != nil {
 			return err
 		}
 	} else if response != nil {
@@ -557,6 +632,8 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c *fib
 		return capture.Response(ctx, response.StatusCode(), c.GetRespHeaders(), streams, response.Body)
 	})
 	if err == nil && answer != nil {
+		c.Context().Hijack(nil)
+		c.Context().HijackSetNoResponse(false)
 		capture.Restore(answer, c.GetRespHeaders(), response.Header.Del, response.Header.Add)
 		response.SetStatusCode(answer.Status)
 		response.SetBody(answer.Body)

@@ -27,6 +27,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -41,6 +44,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(c fiber.Ctx) error
+
+	// (HEAD /things)
+	HeadThings(c fiber.Ctx) error
 
 	// (POST /things)
 	CreateThing(c fiber.Ctx) error
@@ -120,6 +126,24 @@ func (siw *ServerInterfaceWrapper) ListThings(c fiber.Ctx) error {
 	return handler(c)
 }
 
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(c fiber.Ctx) error {
+
+	handler := func(c fiber.Ctx) error {
+		return siw.Handler.HeadThings(c)
+	}
+
+	for i := len(siw.HandlerMiddlewares) - 1; i >= 0; i-- {
+		m := siw.HandlerMiddlewares[i]
+		next := handler
+		handler = func(c fiber.Ctx) error {
+			return m(c, next)
+		}
+	}
+
+	return handler(c)
+}
+
 // CreateThing operation middleware
 func (siw *ServerInterfaceWrapper) CreateThing(c fiber.Ctx) error {
 
@@ -161,7 +185,15 @@ func RegisterHandlersWithOptions(router fiber.Router, si ServerInterface, guard 
 		router.Use(fiber.Handler(m))
 	}
 
+	router.Get(options.BaseURL+"/items", wrapper.ListThings)
+
+	router.Head(options.BaseURL+"/items", wrapper.HeadThings)
+
+	router.Post(options.BaseURL+"/items", wrapper.CreateThing)
+
 	router.Get(options.BaseURL+"/things", wrapper.ListThings)
+
+	router.Head(options.BaseURL+"/things", wrapper.HeadThings)
 
 	router.Post(options.BaseURL+"/things", wrapper.CreateThing)
 
@@ -309,6 +341,8 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c fibe
 		return capture.Response(ctx, response.StatusCode(), c.GetRespHeaders(), streams, response.Body)
 	})
 	if err == nil && answer != nil {
+		c.RequestCtx().Hijack(nil)
+		c.RequestCtx().HijackSetNoResponse(false)
 		capture.Restore(answer, c.GetRespHeaders(), response.Header.Del, response.Header.Add)
 		response.SetStatusCode(answer.Status)
 		response.SetBody(answer.Body)

@@ -33,6 +33,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -47,6 +50,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(c *gin.Context)
+
+	// (HEAD /things)
+	HeadThings(c *gin.Context)
 
 	// (POST /things)
 	CreateThing(c *gin.Context)
@@ -112,6 +118,19 @@ func (siw *ServerInterfaceWrapper) ListThings(c *gin.Context) {
 	siw.Handler.ListThings(c)
 }
 
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.HeadThings(c)
+}
+
 // CreateThing operation middleware
 func (siw *ServerInterfaceWrapper) CreateThing(c *gin.Context) {
 
@@ -152,7 +171,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, guard *
 		ErrorHandler:       errorHandler,
 	}
 
+	router.GET(options.BaseURL+"/items", wrapper.ListThings)
+	router.HEAD(options.BaseURL+"/items", wrapper.HeadThings)
+	router.POST(options.BaseURL+"/items", wrapper.CreateThing)
 	router.GET(options.BaseURL+"/things", wrapper.ListThings)
+	router.HEAD(options.BaseURL+"/things", wrapper.HeadThings)
 	router.POST(options.BaseURL+"/things", wrapper.CreateThing)
 	router.POST(options.BaseURL+"/accounts/:account/payments", wrapper.Pay)
 	router.POST(options.BaseURL+"/files", wrapper.Upload)
@@ -213,6 +236,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(w http.Respons
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(w http.ResponseWriter) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -246,6 +284,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -414,6 +455,30 @@ func (sh *strictHandler) ListThings(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		if err := validResponse.VisitListThingsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(ctx *gin.Context) {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx, request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		if err := validResponse.VisitHeadThingsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -28,6 +28,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -42,6 +45,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(c *gin.Context)
+
+	// (HEAD /things)
+	HeadThings(c *gin.Context)
 
 	// (POST /things)
 	CreateThing(c *gin.Context)
@@ -107,6 +113,19 @@ func (siw *ServerInterfaceWrapper) ListThings(c *gin.Context) {
 	siw.Handler.ListThings(c)
 }
 
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.HeadThings(c)
+}
+
 // CreateThing operation middleware
 func (siw *ServerInterfaceWrapper) CreateThing(c *gin.Context) {
 
@@ -147,7 +166,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, guard *
 		ErrorHandler:       errorHandler,
 	}
 
+	router.GET(options.BaseURL+"/items", wrapper.ListThings)
+	router.HEAD(options.BaseURL+"/items", wrapper.HeadThings)
+	router.POST(options.BaseURL+"/items", wrapper.CreateThing)
 	router.GET(options.BaseURL+"/things", wrapper.ListThings)
+	router.HEAD(options.BaseURL+"/things", wrapper.HeadThings)
 	router.POST(options.BaseURL+"/things", wrapper.CreateThing)
 	router.POST(options.BaseURL+"/accounts/:account/payments", wrapper.Pay)
 	router.POST(options.BaseURL+"/files", wrapper.Upload)

@@ -32,6 +32,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -46,6 +49,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(w http.ResponseWriter, r *http.Request)
+
+	// (HEAD /things)
+	HeadThings(w http.ResponseWriter, r *http.Request)
 
 	// (POST /things)
 	CreateThing(w http.ResponseWriter, r *http.Request)
@@ -105,6 +111,20 @@ func (siw *ServerInterfaceWrapper) ListThings(w http.ResponseWriter, r *http.Req
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListThings(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.HeadThings(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -241,7 +261,15 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options Go
 		ErrorHandlerFunc:   options.ErrorHandlerFunc,
 	}
 
+	r.HandleFunc(options.BaseURL+"/items", wrapper.ListThings).Methods(http.MethodGet)
+
+	r.HandleFunc(options.BaseURL+"/items", wrapper.HeadThings).Methods(http.MethodHead)
+
+	r.HandleFunc(options.BaseURL+"/items", wrapper.CreateThing).Methods(http.MethodPost)
+
 	r.HandleFunc(options.BaseURL+"/things", wrapper.ListThings).Methods(http.MethodGet)
+
+	r.HandleFunc(options.BaseURL+"/things", wrapper.HeadThings).Methods(http.MethodHead)
 
 	r.HandleFunc(options.BaseURL+"/things", wrapper.CreateThing).Methods(http.MethodPost)
 
@@ -307,6 +335,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(w http.Respons
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(w http.ResponseWriter) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -340,6 +383,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -479,6 +525,30 @@ func (sh *strictHandler) ListThings(w http.ResponseWriter, r *http.Request) {
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		if err := validResponse.VisitListThingsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(w http.ResponseWriter, r *http.Request) {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx, request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		if err := validResponse.VisitHeadThingsResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -27,6 +27,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -41,6 +44,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(w http.ResponseWriter, r *http.Request)
+
+	// (HEAD /things)
+	HeadThings(w http.ResponseWriter, r *http.Request)
 
 	// (POST /things)
 	CreateThing(w http.ResponseWriter, r *http.Request)
@@ -100,6 +106,20 @@ func (siw *ServerInterfaceWrapper) ListThings(w http.ResponseWriter, r *http.Req
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListThings(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.HeadThings(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -236,7 +256,15 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options Go
 		ErrorHandlerFunc:   options.ErrorHandlerFunc,
 	}
 
+	r.HandleFunc(options.BaseURL+"/items", wrapper.ListThings).Methods(http.MethodGet)
+
+	r.HandleFunc(options.BaseURL+"/items", wrapper.HeadThings).Methods(http.MethodHead)
+
+	r.HandleFunc(options.BaseURL+"/items", wrapper.CreateThing).Methods(http.MethodPost)
+
 	r.HandleFunc(options.BaseURL+"/things", wrapper.ListThings).Methods(http.MethodGet)
+
+	r.HandleFunc(options.BaseURL+"/things", wrapper.HeadThings).Methods(http.MethodHead)
 
 	r.HandleFunc(options.BaseURL+"/things", wrapper.CreateThing).Methods(http.MethodPost)
 

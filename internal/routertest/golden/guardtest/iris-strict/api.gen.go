@@ -31,6 +31,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -45,6 +48,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx iris.Context)
+
+	// (HEAD /things)
+	HeadThings(ctx iris.Context)
 
 	// (POST /things)
 	CreateThing(ctx iris.Context)
@@ -91,6 +97,13 @@ func (w *ServerInterfaceWrapper) ListThings(ctx iris.Context) {
 	w.Handler.ListThings(ctx)
 }
 
+// HeadThings converts iris context to params.
+func (w *ServerInterfaceWrapper) HeadThings(ctx iris.Context) {
+
+	// Invoke the callback with all the unmarshaled arguments
+	w.Handler.HeadThings(ctx)
+}
+
 // CreateThing converts iris context to params.
 func (w *ServerInterfaceWrapper) CreateThing(ctx iris.Context) {
 
@@ -119,7 +132,11 @@ func RegisterHandlersWithOptions(router *iris.Application, si ServerInterface, g
 		Handler: GuardServer(si, guard),
 	}
 
+	router.Get(options.BaseURL+"/items", wrapper.ListThings)
+	router.Head(options.BaseURL+"/items", wrapper.HeadThings)
+	router.Post(options.BaseURL+"/items", wrapper.CreateThing)
 	router.Get(options.BaseURL+"/things", wrapper.ListThings)
+	router.Head(options.BaseURL+"/things", wrapper.HeadThings)
 	router.Post(options.BaseURL+"/things", wrapper.CreateThing)
 	router.Post(options.BaseURL+"/accounts/:account/payments", wrapper.Pay)
 	router.Post(options.BaseURL+"/files", wrapper.Upload)
@@ -180,6 +197,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(ctx iris.Conte
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(ctx iris.Context) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(ctx iris.Context) error {
+	ctx.StatusCode(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -208,6 +240,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -338,6 +373,33 @@ func (sh *strictHandler) ListThings(ctx iris.Context) {
 		return
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		if err := validResponse.VisitListThingsResponse(ctx); err != nil {
+			ctx.StopWithError(http.StatusInternalServerError, err)
+			return
+		}
+	} else if response != nil {
+		ctx.StopWithError(http.StatusInternalServerError, fmt.Errorf("unexpected response type: %T", response))
+		return
+	}
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(ctx iris.Context) {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx iris.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx, request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		ctx.StopWithError(http.StatusInternalServerError, err)
+		return
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		if err := validResponse.VisitHeadThingsResponse(ctx); err != nil {
 			ctx.StopWithError(http.StatusInternalServerError, err)
 			return
 		}

@@ -30,6 +30,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -44,6 +47,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx iris.Context)
+
+	// (HEAD /things)
+	HeadThings(ctx iris.Context)
 
 	// (POST /things)
 	CreateThing(ctx iris.Context)
@@ -90,6 +96,13 @@ func (w *ServerInterfaceWrapper) ListThings(ctx iris.Context) {
 	w.Handler.ListThings(ctx)
 }
 
+// HeadThings converts iris context to params.
+func (w *ServerInterfaceWrapper) HeadThings(ctx iris.Context) {
+
+	// Invoke the callback with all the unmarshaled arguments
+	w.Handler.HeadThings(ctx)
+}
+
 // CreateThing converts iris context to params.
 func (w *ServerInterfaceWrapper) CreateThing(ctx iris.Context) {
 
@@ -118,7 +131,11 @@ func RegisterHandlersWithOptions(router *iris.Application, si ServerInterface, g
 		Handler: GuardServer(si, guard),
 	}
 
+	router.Get(options.BaseURL+"/items", wrapper.ListThings)
+	router.Head(options.BaseURL+"/items", wrapper.HeadThings)
+	router.Post(options.BaseURL+"/items", wrapper.CreateThing)
 	router.Get(options.BaseURL+"/things", wrapper.ListThings)
+	router.Head(options.BaseURL+"/things", wrapper.HeadThings)
 	router.Post(options.BaseURL+"/things", wrapper.CreateThing)
 	router.Post(options.BaseURL+"/accounts/:account/payments", wrapper.Pay)
 	router.Post(options.BaseURL+"/files", wrapper.Upload)

@@ -33,6 +33,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -47,6 +50,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(w http.ResponseWriter, r *http.Request)
+
+	// (HEAD /things)
+	HeadThings(w http.ResponseWriter, r *http.Request)
 
 	// (POST /things)
 	CreateThing(w http.ResponseWriter, r *http.Request)
@@ -106,6 +112,20 @@ func (siw *ServerInterfaceWrapper) ListThings(w http.ResponseWriter, r *http.Req
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListThings(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.HeadThings(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -249,7 +269,11 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options St
 		ErrorHandlerFunc:   options.ErrorHandlerFunc,
 	}
 
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/items", wrapper.ListThings)
+	m.HandleFunc(http.MethodHead+" "+options.BaseURL+"/items", wrapper.HeadThings)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/items", wrapper.CreateThing)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/things", wrapper.ListThings)
+	m.HandleFunc(http.MethodHead+" "+options.BaseURL+"/things", wrapper.HeadThings)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/things", wrapper.CreateThing)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/accounts/{account}/payments", wrapper.Pay)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/files", wrapper.Upload)
@@ -312,6 +336,21 @@ func (response ListThings200TextResponse) VisitListThingsResponse(w http.Respons
 	return err
 }
 
+type HeadThingsRequestObject struct {
+}
+
+type HeadThingsResponseObject interface {
+	VisitHeadThingsResponse(w http.ResponseWriter) error
+}
+
+type HeadThings200Response struct {
+}
+
+func (response HeadThings200Response) VisitHeadThingsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(200)
+	return nil
+}
+
 type CreateThingRequestObject struct {
 	Body *CreateThingJSONRequestBody
 }
@@ -345,6 +384,9 @@ type StrictServerInterface interface {
 
 	// (GET /things)
 	ListThings(ctx context.Context, request ListThingsRequestObject) (ListThingsResponseObject, error)
+
+	// (HEAD /things)
+	HeadThings(ctx context.Context, request HeadThingsRequestObject) (HeadThingsResponseObject, error)
 
 	// (POST /things)
 	CreateThing(ctx context.Context, request CreateThingRequestObject) (CreateThingResponseObject, error)
@@ -484,6 +526,30 @@ func (sh *strictHandler) ListThings(w http.ResponseWriter, r *http.Request) {
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(ListThingsResponseObject); ok {
 		if err := validResponse.VisitListThingsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// HeadThings operation middleware
+func (sh *strictHandler) HeadThings(w http.ResponseWriter, r *http.Request) {
+	var request HeadThingsRequestObject
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.HeadThings(ctx, request.(HeadThingsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeadThings")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(HeadThingsResponseObject); ok {
+		if err := validResponse.VisitHeadThingsResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -28,6 +28,9 @@ type UploadFormdataRequestBody = Thing
 // UploadMultipartRequestBody defines body for Upload for multipart/form-data ContentType.
 type UploadMultipartRequestBody = Thing
 
+// CreateThingAlias0JSONRequestBody defines body for CreateThingAlias0 for application/json ContentType.
+type CreateThingAlias0JSONRequestBody = Thing
+
 // CreateThingJSONRequestBody defines body for CreateThing for application/json ContentType.
 type CreateThingJSONRequestBody = Thing
 
@@ -42,6 +45,9 @@ type ServerInterface interface {
 
 	// (GET /things)
 	ListThings(w http.ResponseWriter, r *http.Request)
+
+	// (HEAD /things)
+	HeadThings(w http.ResponseWriter, r *http.Request)
 
 	// (POST /things)
 	CreateThing(w http.ResponseWriter, r *http.Request)
@@ -101,6 +107,20 @@ func (siw *ServerInterfaceWrapper) ListThings(w http.ResponseWriter, r *http.Req
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.ListThings(w, r)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// HeadThings operation middleware
+func (siw *ServerInterfaceWrapper) HeadThings(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.HeadThings(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -244,7 +264,11 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options St
 		ErrorHandlerFunc:   options.ErrorHandlerFunc,
 	}
 
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/items", wrapper.ListThings)
+	m.HandleFunc(http.MethodHead+" "+options.BaseURL+"/items", wrapper.HeadThings)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/items", wrapper.CreateThing)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/things", wrapper.ListThings)
+	m.HandleFunc(http.MethodHead+" "+options.BaseURL+"/things", wrapper.HeadThings)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/things", wrapper.CreateThing)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/accounts/{account}/payments", wrapper.Pay)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/files", wrapper.Upload)

@@ -279,6 +279,8 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c *fib
 		return capture.Response(ctx, response.StatusCode(), c.GetRespHeaders(), streams, response.Body)
 	})
 	if err == nil && answer != nil {
+		c.Context().Hijack(nil)
+		c.Context().HijackSetNoResponse(false)
 		capture.Restore(answer, c.GetRespHeaders(), response.Header.Del, response.Header.Add)
 		response.SetStatusCode(answer.Status)
 		response.SetBody(answer.Body)
