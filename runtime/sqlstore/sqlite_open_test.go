@@ -92,6 +92,18 @@ func (c routerContext) Value(key any) any {
 	return nil
 }
 
+// pastTx checks the error of a write that would have waited for itself.
+func pastTx(t *testing.T, what string, err error) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), "write through sqlstore.Tx(ctx)") {
+		t.Errorf("%s: got %v", what, err)
+	}
+	var busy interface{ Code() int }
+	if errors.As(err, &busy) {
+		t.Errorf("%s: the error invites to try again: %v", what, err)
+	}
+}
+
 // A handler's write past its transaction fails at once, however it is sent.
 func TestSQLiteWritePastTx(t *testing.T) {
 	dir := t.TempDir()
@@ -117,13 +129,7 @@ func TestSQLiteWritePastTx(t *testing.T) {
 	inSQLiteTx(t, db, func(ctx context.Context) {
 		refused := func(what string, err error) {
 			t.Helper()
-			if err == nil || !strings.Contains(err.Error(), "write through sqlstore.Tx(ctx)") {
-				t.Errorf("%s: got %v", what, err)
-			}
-			var busy interface{ Code() int }
-			if errors.As(err, &busy) {
-				t.Errorf("%s: the error invites to try again: %v", what, err)
-			}
+			pastTx(t, what, err)
 		}
 		exec := func(ctx context.Context, db *sql.DB) error {
 			_, err := db.ExecContext(ctx, insertOrder, "past")
