@@ -1,14 +1,16 @@
 //go:build unix
 
 // Package chaos records what concurrent clients ask and are answered while
-// leases lapse, stores fail and connections break, and has porcupine look for an
-// order of one after the other in which the guard's promise explains it all.
+// leases lapse, stores fail, connections break and PostgreSQL crashes, and has
+// porcupine look for an order of one after the other in which the guard's
+// promise explains it all. What was done in transactions is counted besides.
 //
 // It also holds the store to its promises over pgx. It is a module of its own so
 // that nobody inherits porcupine or pgx.
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -29,6 +31,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
 	_ "github.com/lib/pq"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
@@ -40,9 +43,10 @@ import (
 var duration = flag.Duration("chaos.duration", 3*time.Second, "how long the clients of TestHistories keep asking")
 
 const (
-	lease    = 150 * time.Millisecond
-	clients  = 48
-	poolSize = 12
+	lease        = 150 * time.Millisecond
+	storeTimeout = 500 * time.Millisecond
+	clients      = 48
+	poolSize     = 12
 	// So many keys are asked for at a time, each for six leases: with each birth
 	// a new one takes the place of the oldest.
 	keys  = 24
@@ -54,8 +58,20 @@ const (
 	headerPlan   = "Test-Plan"   // what its handler does; neither is compared
 )
 
-// Every fourth key is of an operation that runs at most once.
-func isAtMostOnce(key int) bool { return key%4 == 0 }
+// guaranteeOf returns the guarantee of the operation that a key is of.
+func guaranteeOf(key int) idempotency.Guarantee {
+	return [...]idempotency.Guarantee{idempotency.AtMostOnce, idempotency.Transaction, idempotency.AtLeastOnce, idempotency.Transaction, idempotency.AtLeastOnce}[key%5]
+}
+
+func isAtMostOnce(key int) bool { return guaranteeOf(key) == idempotency.AtMostOnce }
+
+func isInTx(key int) bool { return guaranteeOf(key) == idempotency.Transaction }
+
+// A txStore is a store for all guarantees.
+type txStore interface {
+	idempotency.Store
+	idempotency.Transactor
+}
 
 // An asker sends requests and keeps the history.
 type asker struct {
@@ -65,11 +81,15 @@ type asker struct {
 	faults  atomic.Bool
 	servers []*httptest.Server
 	pools   []*sql.DB
+	look    *sql.DB // past the proxies
 	client  *http.Client
 
 	mu      sync.Mutex
 	history history
 }
+
+// now is the time since the asker began, in nanoseconds.
+func (a *asker) now() int64 { return time.Since(a.began).Nanoseconds() }
 
 func (a *asker) note(f func(*history)) {
 	a.mu.Lock()
@@ -77,22 +97,35 @@ func (a *asker) note(f func(*history)) {
 	f(&a.history)
 }
 
-// newAsker starts two servers, each with a pool of its own that leads through a
-// proxy of its own to one database.
-func newAsker(t *testing.T, sabotage func(idempotency.Store) idempotency.Store) *asker {
+// newAsker starts three servers, each with a pool of its own that leads through
+// a proxy of its own to one database. The last one's driver is pgx.
+func newAsker(t *testing.T, dsn string, sabotage func(txStore) txStore) *asker {
 	t.Helper()
+	look, err := sql.Open("postgres", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { look.Close() })
+	if _, err := look.Exec("CREATE TABLE effects (key int, run int)"); err != nil {
+		t.Fatal(err)
+	}
 	a := &asker{
-		t:       t,
-		history: history{runs: map[int][]run{}, bound: map[int]binding{}, marks: map[int]bool{}, seen: map[string]int{}},
+		t:    t,
+		look: look,
+		history: history{
+			runs: map[int][]run{}, held: map[int][]holding{}, effects: map[int][]int{},
+			bound: map[int]binding{}, marks: map[int]bool{}, seen: map[string]int{},
+		},
 		// On a connection that breaks when it is used again net/http would send
 		// a request with a key once more, unasked.
 		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
-	dsn := pgtest.DSN(t)
-	for range 2 {
-		proxy := newProxy(t, dsn)
-		db, err := sql.Open("postgres", proxy.dsn)
-		if err != nil {
+	for i := range 3 {
+		proxy := newProxy(t, dsn, &a.faults)
+		var db *sql.DB
+		if i == 2 {
+			db = openPgx(t, proxy.dsn, pgx.QueryExecModeCacheStatement)
+		} else if db, err = sql.Open("postgres", proxy.dsn); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { db.Close() })
@@ -106,12 +139,12 @@ func newAsker(t *testing.T, sabotage func(idempotency.Store) idempotency.Store) 
 		if err := pg.Migrate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		var store idempotency.Store = &failing{pg, &a.faults}
+		var store txStore = &failing{pg, a, i}
 		if sabotage != nil {
 			store = sabotage(store)
 		}
 		guard, err := idempotency.New(store,
-			idempotency.WithStoreTimeout(500*time.Millisecond),
+			idempotency.WithStoreTimeout(storeTimeout),
 			idempotency.WithObserver(func(_ context.Context, e idempotency.Event) {
 				a.note(func(h *history) { h.seen[string(e.Kind)]++ })
 			}))
@@ -123,14 +156,14 @@ func newAsker(t *testing.T, sabotage func(idempotency.Store) idempotency.Store) 
 		server.Start()
 		t.Cleanup(server.Close)
 		a.servers = append(a.servers, server)
-		go proxy.cutNowAndThen(&a.faults)
+		go proxy.cutNowAndThen()
 	}
 	return a
 }
 
 func (a *asker) routes(guard *idempotency.Guard) http.Handler {
 	mux := http.NewServeMux()
-	for _, guarantee := range []idempotency.Guarantee{idempotency.AtLeastOnce, idempotency.AtMostOnce} {
+	for _, guarantee := range []idempotency.Guarantee{idempotency.AtLeastOnce, idempotency.AtMostOnce, idempotency.Transaction} {
 		p := idempotency.DefaultPolicy("POST /" + string(guarantee))
 		p.Guarantee, p.Lease = guarantee, lease
 		idempotency.Register[*http.Request](guard, &p)
@@ -146,15 +179,24 @@ func (a *asker) routes(guard *idempotency.Guard) http.Handler {
 func (a *asker) handle(w http.ResponseWriter, r *http.Request) {
 	key, _ := strconv.Atoi(idempotency.KeyFrom(r.Context()).String())
 	number, _ := strconv.Atoi(r.Header.Get(headerNumber))
-	ran := run{number, idempotency.Attempt(r.Context())}
+	plan := r.Header.Get(headerPlan)
+	ran := run{number, idempotency.Attempt(r.Context()), plan}
 	a.note(func(h *history) {
 		h.runs[key] = append(h.runs[key], ran)
 		if isAtMostOnce(key) {
 			h.bind(key, ran)
 		}
 	})
+	if tx, ok := sqlstore.Tx(r.Context()); ok {
+		if _, err := tx.ExecContext(r.Context(), fmt.Sprintf("INSERT INTO effects VALUES (%d, %d)", key, number)); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
 	status := http.StatusCreated
-	switch r.Header.Get(headerPlan) {
+	switch plan {
+	case "refuse":
+		status = http.StatusNotFound
 	case "mark":
 		a.note(func(h *history) { h.marks[key] = true })
 		if err := idempotency.MarkEffect(r.Context()); err != nil {
@@ -180,13 +222,10 @@ func (a *asker) ask(key int, plan string, another bool, patience time.Duration) 
 	if another {
 		number++
 	}
-	path := string(idempotency.AtLeastOnce)
-	if isAtMostOnce(key) {
-		path = string(idempotency.AtMostOnce)
-	}
+	server := number / 2 % len(a.servers)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, a.servers[number/2%len(a.servers)].URL+"/"+path, strings.NewReader(strconv.Itoa(number%2)))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, a.servers[server].URL+"/"+string(guaranteeOf(key)), strings.NewReader(strconv.Itoa(number%2)))
 	if err != nil {
 		a.t.Error(err)
 		return wrong
@@ -195,20 +234,20 @@ func (a *asker) ask(key int, plan string, another bool, patience time.Duration) 
 	r.Header.Set(headerNumber, strconv.Itoa(number))
 	r.Header.Set(headerPlan, plan)
 
-	call := time.Since(a.began).Nanoseconds()
-	out := a.send(r, isAtMostOnce(key))
-	end := time.Since(a.began).Nanoseconds()
+	call := a.now()
+	out := a.send(r, key)
+	end := a.now()
 	if out.kind == noAnswer || out.kind == unsettled {
 		end = math.MaxInt64 // what it did may come to light at any time
 	}
 	a.note(func(h *history) {
 		h.seen[string(out.kind)]++
-		h.ops = append(h.ops, porcupine.Operation{Input: input{key, number}, Call: call, Output: out, Return: end})
+		h.ops = append(h.ops, porcupine.Operation{ClientId: server, Input: input{key, number}, Call: call, Output: out, Return: end})
 	})
 	return out.kind
 }
 
-func (a *asker) send(r *http.Request, atMostOnce bool) output {
+func (a *asker) send(r *http.Request, key int) output {
 	resp, err := a.client.Do(r)
 	if err != nil {
 		return output{kind: noAnswer}
@@ -219,13 +258,14 @@ func (a *asker) send(r *http.Request, atMostOnce bool) output {
 		return output{kind: noAnswer}
 	}
 	if run, err := strconv.Atoi(string(body)); err == nil { // a handler's answer
+		out := output{freed, run, resp.StatusCode}
 		switch {
 		case resp.Header.Get(wire.HeaderReplayed) != "":
-			return output{replayed, run}
-		case resp.StatusCode == http.StatusCreated || atMostOnce:
-			return output{own, run}
+			out.kind = replayed
+		case resp.StatusCode < 500 || isAtMostOnce(key):
+			out.kind = own
 		}
-		return output{freed, run}
+		return out
 	}
 	var problem struct{ Type string }
 	_ = json.Unmarshal(body, &problem) // what is no problem has no type
@@ -241,13 +281,16 @@ func (a *asker) send(r *http.Request, atMostOnce bool) output {
 	case "503 " + wire.StoreUnavailable:
 		return output{kind: unavailable}
 	}
+	if isInTx(key) && resp.StatusCode == http.StatusInternalServerError {
+		return output{kind: freed} // its handler's statement failed
+	}
 	return output{kind: wrong}
 }
 
-// record has clients ask for a while, then lets everything heal and asks once
-// more for each key.
-func (a *asker) record(d time.Duration) *history {
-	plans := []string{"", "mark", "slow", "slow", "slow", "slow", "fail", "fail", "panic"}
+// record has clients ask for a while, in which crash is called again and again,
+// then lets everything heal and asks once more for each key.
+func (a *asker) record(d time.Duration, crash func()) *history {
+	plans := []string{"", "refuse", "mark", "slow", "slow", "slow", "slow", "fail", "fail", "panic"}
 	a.began = time.Now()
 	a.faults.Store(true)
 	var wg sync.WaitGroup
@@ -259,9 +302,17 @@ func (a *asker) record(d time.Duration) *history {
 				if rand.N(20) == 0 {
 					patience = rand.N(20 * time.Millisecond) // hangs up
 				}
-				a.ask(key, plans[rand.N(len(plans))], rand.N(10) == 0, patience)
+				plan := plans[rand.N(len(plans))]
+				if plan == "mark" && isInTx(key) || plan == "refuse" && !isInTx(key) {
+					plan = "" // these are not for them
+				}
+				a.ask(key, plan, rand.N(10) == 0, patience)
 			}
 		})
+	}
+	for span := min(d/3, 2*time.Second); time.Since(a.began) < d-span; {
+		time.Sleep(span/2 + rand.N(2*span))
+		crash()
 	}
 	wg.Wait()
 	a.faults.Store(false)
@@ -294,14 +345,35 @@ func (a *asker) record(d time.Duration) *history {
 	for _, pool := range a.pools {
 		pool.Close()
 	}
+	a.count()
 	return &a.history
+}
+
+// count reads which runs left what they did in transactions.
+func (a *asker) count() {
+	rows, err := a.look.Query("SELECT key, run FROM effects")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var key, run int
+		if err := rows.Scan(&key, &run); err != nil {
+			a.t.Fatal(err)
+		}
+		a.history.effects[key] = append(a.history.effects[key], run)
+	}
+	if err := rows.Err(); err != nil {
+		a.t.Fatal(err)
+	}
 }
 
 // failing is a store some calls of which fail, and do their work or do not, and
 // which lets the lease of three claims in four lapse.
 type failing struct {
-	idempotency.Store
-	on *atomic.Bool
+	txStore
+	asker  *asker
+	server int
 }
 
 var errFault = errors.New("chaos: the store fails")
@@ -310,7 +382,7 @@ var errFault = errors.New("chaos: the store fails")
 // did its work or after.
 func (s *failing) fault(percent int, f func() error) error {
 	turn := rand.N(100)
-	if !s.on.Load() || turn >= percent {
+	if !s.asker.faults.Load() || turn >= percent {
 		return f()
 	}
 	if turn%2 == 0 {
@@ -320,38 +392,66 @@ func (s *failing) fault(percent int, f func() error) error {
 }
 
 func (s *failing) Claim(ctx context.Context, c *idempotency.Claim) (row idempotency.Row, err error) {
-	err = s.fault(4, func() (err error) { row, err = s.Store.Claim(ctx, c); return err })
+	err = s.fault(4, func() (err error) { row, err = s.txStore.Claim(ctx, c); return err })
 	return row, err
 }
 
 func (s *failing) Takeover(ctx context.Context, c *idempotency.Claim, seen idempotency.ClaimID) (row idempotency.Row, err error) {
-	err = s.fault(10, func() (err error) { row, err = s.Store.Takeover(ctx, c, seen); return err })
+	err = s.fault(10, func() (err error) { row, err = s.txStore.Takeover(ctx, c, seen); return err })
 	return row, err
 }
 
 func (s *failing) Renew(ctx context.Context, c *idempotency.Claim) error {
-	if s.on.Load() && c.ID[0]%4 != 0 {
+	if s.asker.faults.Load() && c.ID[0]%4 != 0 {
 		return errFault
 	}
-	return s.fault(10, func() error { return s.Store.Renew(ctx, c) })
+	return s.fault(10, func() error { return s.txStore.Renew(ctx, c) })
 }
 
 func (s *failing) MarkEffect(ctx context.Context, c *idempotency.Claim) error {
-	return s.fault(20, func() error { return s.Store.MarkEffect(ctx, c) })
+	return s.fault(20, func() error { return s.txStore.MarkEffect(ctx, c) })
 }
 
 func (s *failing) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.Outcome) (row idempotency.Row, err error) {
-	err = s.fault(20, func() (err error) { row, err = s.Store.Settle(ctx, c, o); return err })
+	err = s.fault(20, func() (err error) { row, err = s.txStore.Settle(ctx, c, o); return err })
 	return row, err
 }
 
 func (s *failing) Release(ctx context.Context, c *idempotency.Claim) error {
-	return s.fault(20, func() error { return s.Store.Release(ctx, c) })
+	return s.fault(20, func() error { return s.txStore.Release(ctx, c) })
+}
+
+// InTx also notes for how long a run has its key in its own process.
+func (s *failing) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (row idempotency.Row, err error) {
+	turn := rand.N(100)
+	if turn < 2 && s.asker.faults.Load() {
+		return row, errFault
+	}
+	ran := false
+	from := s.asker.now()
+	row, err = s.txStore.InTx(ctx, c, func(ctx context.Context) (idempotency.Outcome, bool, error) {
+		ran = true
+		return run(ctx)
+	})
+	if ran {
+		key, _ := strconv.Atoi(c.Key)
+		s.asker.note(func(h *history) { h.held[key] = append(h.held[key], holding{s.server, from, s.asker.now()}) })
+	}
+	if ran && err == nil && turn < 4 && s.asker.faults.Load() {
+		return idempotency.Row{}, fmt.Errorf("%w: %w", idempotency.ErrOutcomeUnknown, errFault)
+	}
+	return row, err
 }
 
 func TestHistories(t *testing.T) {
-	h := newAsker(t, nil).record(*duration)
-	t.Logf("%d requests for %d keys: %v", len(h.ops), len(h.runs), h.seen)
+	cluster := pgtest.Start(t)
+	crashes := 0
+	h := newAsker(t, cluster.DSN(t), nil).record(*duration, func() {
+		cluster.Crash(t)
+		cluster.Restart(t)
+		crashes++
+	})
+	t.Logf("%d requests for %d keys, %d crashes, %d keys with an effect in a transaction: %v", len(h.ops), len(h.runs), crashes, len(h.effects), h.seen)
 	if err := h.check(); err != nil {
 		t.Fatal(err)
 	}
@@ -368,61 +468,146 @@ func TestHistories(t *testing.T) {
 }
 
 // A losesRecords says that an answer is recorded which is not.
-type losesRecords struct{ idempotency.Store }
+type losesRecords struct{ txStore }
 
 func (s losesRecords) Settle(_ context.Context, c *idempotency.Claim, _ idempotency.Outcome) (idempotency.Row, error) {
 	return idempotency.Row{Won: true, ID: c.ID}, nil
 }
 
 // A hailsZombies says that an answer is recorded where another's is.
-type hailsZombies struct{ idempotency.Store }
+type hailsZombies struct{ txStore }
 
 func (s hailsZombies) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.Outcome) (idempotency.Row, error) {
-	row, err := s.Store.Settle(ctx, c, o)
+	row, err := s.txStore.Settle(ctx, c, o)
 	row.Won = true
 	return row, err
 }
 
 // A blursRequests takes all requests of a key for the same.
-type blursRequests struct{ idempotency.Store }
+type blursRequests struct{ txStore }
 
 func (s blursRequests) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
-	row, err := s.Store.Claim(ctx, c)
+	row, err := s.txStore.Claim(ctx, c)
 	row.Fingerprint = c.Fingerprint
 	return row, err
 }
 
 // A forgetsGuarantee claims as if everything could run again.
-type forgetsGuarantee struct{ idempotency.Store }
+type forgetsGuarantee struct{ txStore }
 
 func (s forgetsGuarantee) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
 	c.AtMostOnce = false
-	return s.Store.Claim(ctx, c)
+	return s.txStore.Claim(ctx, c)
 }
 
 // A forgetsMarks says that an effect is marked which is not.
-type forgetsMarks struct{ idempotency.Store }
+type forgetsMarks struct{ txStore }
 
 func (forgetsMarks) MarkEffect(context.Context, *idempotency.Claim) error { return nil }
+
+// An asksElsewhere looks every request up under a key of its own.
+type asksElsewhere struct{ txStore }
+
+func (s asksElsewhere) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	copy(c.Hash[:], c.ID[:])
+	return s.txStore.InTx(ctx, c, run)
+}
+
+// A commitsFailures leaves what a run did that frees its key.
+type commitsFailures struct{ txStore }
+
+func (s commitsFailures) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	var freed error
+	row, err := s.txStore.InTx(ctx, c, func(ctx context.Context) (o idempotency.Outcome, keep bool, err error) {
+		if o, keep, freed = run(ctx); freed != nil {
+			tx, _ := sqlstore.Tx(ctx)
+			_, _ = tx.ExecContext(ctx, "COMMIT")
+		}
+		return o, keep, freed
+	})
+	return row, cmp.Or(freed, err)
+}
+
+// A keepsRefused leaves what a run did whose recorded answer is a refusal.
+type keepsRefused struct{ txStore }
+
+func (s keepsRefused) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	return s.txStore.InTx(ctx, c, func(ctx context.Context) (idempotency.Outcome, bool, error) {
+		o, _, err := run(ctx)
+		return o, true, err
+	})
+}
+
+// A mixesAnswersUp replays what it was asked to record last.
+type mixesAnswersUp struct {
+	txStore
+	last *atomic.Pointer[idempotency.Outcome]
+}
+
+func (s mixesAnswersUp) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	row, err := s.txStore.InTx(ctx, c, func(ctx context.Context) (idempotency.Outcome, bool, error) {
+		o, keep, err := run(ctx)
+		if err == nil {
+			s.last.Store(&o)
+		}
+		return o, keep, err
+	})
+	if last := s.last.Load(); row.State == idempotency.Completed && !row.Won && last != nil {
+		row.Outcome = *last
+	}
+	return row, err
+}
+
+// A deniesLost takes a commit of which nothing was heard for one that failed.
+type deniesLost struct{ txStore }
+
+func (s deniesLost) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	row, err := s.txStore.InTx(ctx, c, run)
+	if errors.Is(err, idempotency.ErrOutcomeUnknown) {
+		err = errFault
+	}
+	return row, err
+}
+
+// A believesLost takes it for one that succeeded.
+type believesLost struct{ txStore }
+
+func (s believesLost) InTx(ctx context.Context, c *idempotency.Claim, run func(context.Context) (idempotency.Outcome, bool, error)) (idempotency.Row, error) {
+	var outcome idempotency.Outcome
+	row, err := s.txStore.InTx(ctx, c, func(ctx context.Context) (_ idempotency.Outcome, keep bool, err error) {
+		outcome, keep, err = run(ctx)
+		return outcome, keep, err
+	})
+	if outcome.State == idempotency.Completed && err != nil {
+		return idempotency.Row{Won: true, ID: c.ID, State: outcome.State, Outcome: outcome}, nil
+	}
+	return row, err
+}
 
 // What porcupine and the count of runs have found right is worth something only
 // if they find fault with what is wrong.
 func TestHistoriesOfSabotage(t *testing.T) {
 	for name, test := range map[string]struct {
-		sabotage func(idempotency.Store) idempotency.Store
+		sabotage func(txStore) txStore
 		finding  error
 	}{
-		"loses records":       {func(s idempotency.Store) idempotency.Store { return losesRecords{s} }, errNoOrder},
-		"hails zombies":       {func(s idempotency.Store) idempotency.Store { return hailsZombies{s} }, errNoOrder},
-		"blurs requests":      {func(s idempotency.Store) idempotency.Store { return blursRequests{s} }, errNoOrder},
-		"forgets a guarantee": {func(s idempotency.Store) idempotency.Store { return forgetsGuarantee{s} }, errRanAgain},
-		"forgets marks":       {func(s idempotency.Store) idempotency.Store { return forgetsMarks{s} }, errRanAgain},
+		"loses records":         {func(s txStore) txStore { return losesRecords{s} }, errNoOrder},
+		"hails zombies":         {func(s txStore) txStore { return hailsZombies{s} }, errNoOrder},
+		"blurs requests":        {func(s txStore) txStore { return blursRequests{s} }, errNoOrder},
+		"forgets a guarantee":   {func(s txStore) txStore { return forgetsGuarantee{s} }, errRanAgain},
+		"forgets marks":         {func(s txStore) txStore { return forgetsMarks{s} }, errRanAgain},
+		"asks elsewhere":        {func(s txStore) txStore { return asksElsewhere{s} }, errTwice},
+		"commits failures":      {func(s txStore) txStore { return commitsFailures{s} }, errKept},
+		"keeps what it refused": {func(s txStore) txStore { return keepsRefused{s} }, errKept},
+		"mixes answers up":      {func(s txStore) txStore { return mixesAnswersUp{s, new(atomic.Pointer[idempotency.Outcome])} }, errNoOrder},
+		"denies what is lost":   {func(s txStore) txStore { return deniesLost{s} }, errDenied},
+		"believes what is lost": {func(s txStore) txStore { return believesLost{s} }, errNoOrder},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var err error
-			for began := time.Now(); err == nil && time.Since(began) < time.Minute; {
-				err = newAsker(t, test.sabotage).record(time.Second).check()
+			for began := time.Now(); err == nil && time.Since(began) < 3*time.Minute; {
+				err = newAsker(t, pgtest.DSN(t), test.sabotage).record(time.Second, func() {}).check()
 			}
 			if !errors.Is(err, test.finding) {
 				t.Fatalf("found: %v", err)

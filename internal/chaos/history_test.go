@@ -5,6 +5,8 @@ package chaos
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +21,10 @@ type input struct{ key, number int }
 func sameRequest(a, b int) bool { return a%2 == b%2 }
 
 // An output is what became of a request: of which kind its answer was and, of a
-// recorded one, which request's run gave it.
+// handler's, which request's run gave it, and its status.
 type output struct {
-	kind kind
-	run  int
+	kind        kind
+	run, status int
 }
 
 type kind string
@@ -32,6 +34,7 @@ const (
 	replayed    kind = "replayed"
 	freed       kind = "own answer, not recorded"
 	inFlight    kind = "in flight"
+	heldHere    kind = "in flight in this process" // see holding
 	mismatch    kind = "mismatch"
 	unknown     kind = "outcome unknown" // nobody will run it
 	unavailable kind = "unavailable"     // nobody ran it
@@ -78,7 +81,7 @@ var promise = porcupine.NondeterministicModel{
 			return stays(recorded == 0)
 		case mismatch:
 			return stays(recorded == 0 || !sameRequest(recorded, request.number))
-		case unavailable:
+		case unavailable, heldHere:
 			return stays(true)
 		case unsettled, noAnswer:
 			if recorded == 0 {
@@ -93,15 +96,36 @@ var promise = porcupine.NondeterministicModel{
 
 // A history is what all requests asked and were answered, and what ran.
 type history struct {
-	ops   []porcupine.Operation
-	runs  map[int][]run // of each key
-	bound map[int]binding
-	marks map[int]bool // the keys that a run tried to bind
-	seen  map[string]int
+	ops     []porcupine.Operation // whose ClientId is that of the server
+	runs    map[int][]run         // of each key
+	held    map[int][]holding
+	effects map[int][]int // the runs that left what they did, in transactions
+	bound   map[int]binding
+	marks   map[int]bool // the keys that a run tried to bind
+	seen    map[string]int
 }
 
-// A run is which request ran, in which attempt of its key.
-type run struct{ number, attempt int }
+// A run is which request ran, in which attempt of its key, and how.
+type run struct {
+	number, attempt int
+	plan            string
+}
+
+// A holding is for how long a run in a transaction had its key in its process.
+// There the key is in flight until the run has returned, also when its
+// connection is broken and another process has long answered, or when another
+// sees the commit before this one hears of it.
+type holding struct {
+	server   int
+	from, to int64
+}
+
+// holds reports whether a run had the key in the process that was asked.
+func (h *history) holds(op porcupine.Operation) bool {
+	return slices.ContainsFunc(h.held[op.Input.(input).key], func(held holding) bool {
+		return held.server == op.ClientId && held.from <= op.Return && op.Call <= held.to
+	})
+}
 
 // A binding is the run of a key that was bound to be the last, and how many had
 // begun by then.
@@ -121,10 +145,47 @@ var (
 	errRanAgain = errors.New("ran again after a run that was bound to be the last")
 	errMadeUp   = errors.New("answered what no run answered")
 	errDenied   = errors.New("was told that it did not run, and ran")
+	errTwice    = errors.New("was done more than once")
+	errKept     = errors.New("left what it did, although it was refused or failed")
+	errNotDone  = errors.New("was answered, and what it did is not there")
 )
+
+// checkEffects returns how what was left in transactions breaks the promise, or
+// what was answered of requests that were denied.
+func (h *history) checkEffects() error {
+	for key, effects := range h.effects {
+		if len(effects) > 1 {
+			return fmt.Errorf("key %d %w: %v of %v", key, errTwice, effects, h.runs[key])
+		}
+		for _, run := range h.runs[key] {
+			if run.number == effects[0] && (run.plan == "refuse" || run.plan == "fail" || run.plan == "panic") {
+				return fmt.Errorf("key %d %w: %+v", key, errKept, run)
+			}
+		}
+	}
+	answered := map[int]bool{} // whose answer somebody got
+	for _, op := range h.ops {
+		answered[op.Output.(output).run] = true
+	}
+	for _, op := range h.ops {
+		in, out := op.Input.(input), op.Output.(output)
+		if out.kind == unavailable && (answered[in.number] || slices.Contains(h.effects[in.key], in.number)) {
+			return fmt.Errorf("request %d %w", in.number, errDenied)
+		}
+	}
+	return nil
+}
 
 // check returns how the history breaks the promise.
 func (h *history) check() error {
+	if err := h.checkEffects(); err != nil {
+		return err
+	}
+	for i, op := range h.ops {
+		if op.Output.(output).kind == inFlight && h.holds(op) {
+			h.ops[i].Output = output{kind: heldHere}
+		}
+	}
 	model := promise.ToModel()
 	for _, ops := range promise.Partition(h.ops) {
 		if result := porcupine.CheckOperationsTimeout(model, ops, time.Minute); result != porcupine.Ok {
@@ -151,8 +212,18 @@ func (h *history) check() error {
 		if out.run != 0 && !ran[out.run] || out.kind == unknown && !isAtMostOnce(in.key) && !h.marks[in.key] {
 			return fmt.Errorf("request %d %w: %+v", in.number, errMadeUp, out)
 		}
-		if out.kind == unavailable && ran[in.number] {
-			return fmt.Errorf("request %d %w", in.number, errDenied)
+		if !isInTx(in.key) {
+			if out.kind == unavailable && ran[in.number] {
+				return fmt.Errorf("request %d %w", in.number, errDenied)
+			}
+			continue
+		}
+		left := h.effects[in.key] // of one run, or of none
+		switch {
+		case out.status == http.StatusCreated && !slices.Contains(left, out.run):
+			return fmt.Errorf("request %d %w: %+v", in.number, errNotDone, out)
+		case out.status == http.StatusNotFound && len(left) > 0, out.kind == freed && slices.Contains(left, out.run):
+			return fmt.Errorf("request %d %w: %+v, left by %d", in.number, errKept, out, left)
 		}
 	}
 	return nil
@@ -161,7 +232,7 @@ func (h *history) check() error {
 // The model of the promise tells right histories from wrong ones.
 func TestPromise(t *testing.T) {
 	ask := func(number int, kind kind, run int, call, end int64) porcupine.Operation {
-		return porcupine.Operation{Input: input{number: number}, Output: output{kind, run}, Call: call, Return: end}
+		return porcupine.Operation{Input: input{number: number}, Output: output{kind: kind, run: run}, Call: call, Return: end}
 	}
 	for _, test := range []struct {
 		name  string

@@ -3,10 +3,10 @@
 package chaos
 
 import (
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +14,8 @@ import (
 )
 
 // A proxy stands between a server's pool and PostgreSQL and cuts connections: at
-// once, or when the answer to what was sent comes back, which is then lost.
+// once, or when the answer to what was sent comes back, which is then lost, or
+// in the middle of a COMMIT.
 type proxy struct {
 	dsn      string // leads through the proxy
 	backend  string
@@ -23,6 +24,8 @@ type proxy struct {
 	mu     sync.Mutex
 	conns  map[*link]bool
 	closed bool
+
+	faults *atomic.Bool // whether COMMITs meet one
 }
 
 // A link is one connection and its other half.
@@ -36,7 +39,7 @@ func (l *link) cut() {
 	l.server.Close()
 }
 
-func newProxy(t *testing.T, dsn string) *proxy {
+func newProxy(t *testing.T, dsn string, faults *atomic.Bool) *proxy {
 	t.Helper()
 	u, err := url.Parse(dsn)
 	if err != nil {
@@ -46,7 +49,7 @@ func newProxy(t *testing.T, dsn string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{backend: u.Host, listener: listener, conns: map[*link]bool{}}
+	p := &proxy{backend: u.Host, listener: listener, conns: map[*link]bool{}, faults: faults}
 	u.Host = listener.Addr().String()
 	p.dsn = u.String()
 	go p.serve()
@@ -81,7 +84,7 @@ func (p *proxy) serve() {
 		}
 		p.mu.Unlock()
 		go func() {
-			_, _ = io.Copy(server, client) // until either is cut
+			p.ask(l)
 			l.cut()
 		}()
 		go func() {
@@ -91,6 +94,34 @@ func (p *proxy) serve() {
 			defer p.mu.Unlock()
 			delete(p.conns, l)
 		}()
+	}
+}
+
+// commit is the message that commits.
+const commit = "Q\x00\x00\x00\x0bCOMMIT\x00"
+
+// ask passes on what is sent until either half is cut. One COMMIT in eight is
+// lost, or its answer is, or it is late.
+func (p *proxy) ask(l *link) {
+	chunk := make([]byte, 16<<10)
+	for {
+		n, err := l.client.Read(chunk)
+		if err != nil {
+			return
+		}
+		if p.faults.Load() && strings.EqualFold(string(chunk[:n]), commit) {
+			switch rand.N(24) {
+			case 0:
+				return
+			case 1:
+				l.deaf.Store(true)
+			case 2:
+				time.Sleep(rand.N(2 * storeTimeout))
+			}
+		}
+		if _, err := l.server.Write(chunk[:n]); err != nil {
+			return
+		}
 	}
 }
 
@@ -107,15 +138,15 @@ func (p *proxy) answer(l *link) {
 	}
 }
 
-// cutNowAndThen cuts a third of the connections several times a second while on
-// is set, until the proxy is closed.
-func (p *proxy) cutNowAndThen(on *atomic.Bool) {
+// cutNowAndThen cuts a third of the connections several times a second while
+// faults is set, until the proxy is closed.
+func (p *proxy) cutNowAndThen() {
 	for {
 		time.Sleep(50*time.Millisecond + rand.N(200*time.Millisecond))
 		p.mu.Lock()
 		for l := range p.conns {
 			switch turn := rand.N(6); {
-			case !on.Load() || turn > 1:
+			case !p.faults.Load() || turn > 1:
 			case turn == 0:
 				l.deaf.Store(true)
 			default:
