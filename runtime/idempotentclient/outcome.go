@@ -124,13 +124,18 @@ func (e *exchange) note(resp *http.Response, marker string, head []byte) {
 			e.replayed = true
 		}
 	}
-	var p struct{ Type, Title, Detail string }
-	if resp.StatusCode < 400 || !isJSON(resp.Header) || json.Unmarshal(head, &p) != nil ||
-		p.Type == "" || p.Type == "about:blank" {
+	// Not a struct, for which the case of the names would not count.
+	var members map[string]any
+	if resp.StatusCode < 400 || !isJSON(resp.Header) || json.Unmarshal(head, &members) != nil {
+		return
+	}
+	text := func(name string) string { text, _ := members[name].(string); return text }
+	kind := text("type")
+	if kind == "" || kind == "about:blank" {
 		return
 	}
 	e.problem = &Problem{
-		Code:   Code(p.Type[strings.LastIndexAny(p.Type, "/#:")+1:]),
-		Status: resp.StatusCode, Type: p.Type, Title: p.Title, Detail: p.Detail, Key: e.key,
+		Code:   Code(kind[strings.LastIndexAny(kind, "/#:")+1:]),
+		Status: resp.StatusCode, Type: kind, Title: text("title"), Detail: text("detail"), Key: e.key,
 	}
 }
