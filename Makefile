@@ -1,7 +1,7 @@
 # Modules that are never released, for what the root module must not require.
-NESTED = internal/routertest internal/chaos examples/integrations
+NESTED = internal/routertest internal/chaos internal/bench examples/integrations
 
-.PHONY: test generate lint chaos documents pgbouncer
+.PHONY: test generate lint chaos documents pgbouncer bench
 
 # All tests of all modules. PostgreSQL is started by the tests themselves.
 test:
@@ -22,9 +22,15 @@ documents:
 pgbouncer:
 	go test -race -count=1 -tags pgbouncer -run PgBouncer ./runtime/sqlstore
 
+# This module beside a floor and beside its peers, some ten minutes on a machine
+# that should do nothing else. Needs pgbench. BENCH="-run HTTP" measures less.
+bench:
+	cd internal/bench && go run . $(BENCH)
+
 # Everything that is generated and committed.
 generate:
 	go generate ./...
+	cd internal/bench && go generate ./...
 	cd examples/integrations && go generate ./...
 	go test ./generator ./generator/internal/policy -update
 

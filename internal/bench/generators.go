@@ -1,0 +1,141 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing/fstest"
+	"time"
+
+	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
+	"github.com/oapi-codegen/oapi-codegen/v2/pkg/util"
+	"github.com/ogen-go/ogen"
+	"github.com/ogen-go/ogen/gen"
+
+	"github.com/oapi-idempotent/oapi-idempotent/generator"
+)
+
+// specs is where the documents are, seen from this module.
+const specs = "../../testdata/specs"
+
+const generatorConfig = `
+package: api
+output: api.gen.go
+generate: {std-http-server: true, strict-server: true, client: true, models: true, embedded-spec: true}
+output-options: {skip-prune: true}
+`
+
+// A document is one of testdata/specs.
+type document struct {
+	name string
+	// ogen says that ogen can generate it, which fails for others in its
+	// templates.
+	ogen bool
+}
+
+// The largest documents in YAML, which an annotation can be appended to.
+var largest = []document{
+	{"coinbase-cdp.yaml", true},
+	{"twilio-messaging-v1.yaml", false},
+	{"dcsa-booking-v2.yaml", true},
+}
+
+// generators generates documents with every POST and PATCH annotated; beside it
+// oapi-codegen generates the same, and ogen what it makes of them. Time is the
+// processor's, which other load hardly changes, and memory what was allocated.
+func generators(b *bench, name string) (*contest, error) {
+	contest := &contest{name: name}
+	for _, d := range b.documents {
+		document := d.name
+		text, err := os.ReadFile(filepath.Join(specs, document))
+		if err != nil {
+			return nil, err
+		}
+		cfg, err := generator.ParseConfig([]byte(generatorConfig))
+		if err != nil {
+			return nil, err
+		}
+		annotated := append(text[:len(text):len(text)], "\nx-idempotent: {applyTo: [post, patch]}\n"...)
+		cfg.FS, cfg.Spec = fstest.MapFS{document: {Data: annotated}}, document
+		us, stock, peer := document+"/oapi-idempotent", document+"/oapi-codegen", document+"/ogen"
+		contest.sides = append(contest.sides,
+			working(us, func() error {
+				_, err := generator.Generate(b.ctx, cfg)
+				return err
+			}),
+			working(stock, func() error {
+				doc, err := util.LoadSwaggerWithOverlay(filepath.Join(specs, document), util.LoadSwaggerWithOverlayOpts{})
+				if err != nil {
+					return err
+				}
+				_, err = codegen.Generate(doc, cfg.UpdateDefaults())
+				return err
+			}),
+		)
+		contest.figures = append(contest.figures,
+			cost(us, stock, "ns-CPU/op", atMost(1.25)),
+			cost(us, stock, "B/op", atMost(1.25)),
+		)
+		if d.ogen {
+			contest.sides = append(contest.sides, working(peer, func() error { return runOgen(text) }))
+			contest.figures = append(contest.figures,
+				cost(us, peer, "ns-CPU/op", target{}),
+				cost(us, peer, "B/op", target{}))
+		}
+	}
+	return contest, nil
+}
+
+// working makes the side that does its work once, however long it takes.
+func working(name string, work func() error) side {
+	return side{name, func(time.Duration) (sample, error) {
+		var before, after runtime.MemStats
+		runtime.GC() // so that none pays for another's garbage
+		runtime.ReadMemStats(&before)
+		processor, err := processorTime()
+		if err != nil {
+			return sample{}, err
+		}
+		start := time.Now()
+		if err := work(); err != nil {
+			return sample{}, err
+		}
+		s := sample{ops: 1, took: time.Since(start)}
+		processorNow, err := processorTime()
+		runtime.ReadMemStats(&after)
+		s.per = map[string]float64{
+			"ns-CPU/op": float64(processorNow - processor),
+			"B/op":      float64(after.TotalAlloc - before.TotalAlloc),
+		}
+		return s, err
+	}}
+}
+
+func processorTime() (time.Duration, error) {
+	var usage syscall.Rusage
+	err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), err
+}
+
+// runOgen generates the client and the server, leaving out what ogen does not
+// know.
+func runOgen(text []byte) error {
+	spec, err := ogen.Parse(text)
+	if err != nil {
+		return err
+	}
+	g, err := gen.NewGenerator(spec, gen.Options{
+		Parser:    gen.ParseOptions{InferSchemaType: true, AuthenticationSchemes: []string{"basic", "bearer", "none"}},
+		Generator: gen.GenerateOptions{IgnoreNotImplemented: []string{"all"}},
+	})
+	if err != nil {
+		return err
+	}
+	return g.WriteSource(unwritten{}, "api")
+}
+
+// unwritten is where generated files go that nobody needs.
+type unwritten struct{}
+
+func (unwritten) WriteFile(string, []byte) error { return nil }
