@@ -113,7 +113,7 @@ func (w *sqliteWriter) together(queries []query) func(context.Context) ([]writte
 			return nil, err
 		}
 		defer tx.Rollback()        // does nothing after Commit
-		ctx = context.Background() // what interrupts a statement undoes the transaction
+		ctx = context.Background() // the driver starts a goroutine to watch one that can end
 		for st, p := range prepared {
 			prepared[st] = tx.StmtxContext(ctx, p)
 		}
