@@ -6,10 +6,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 )
 
 // A run that ends without an answer, with its process or by a panic, holds its
@@ -106,6 +109,64 @@ func TestTransactionKilled(t *testing.T) {
 	})
 }
 
+// A process dies when its COMMIT has arrived and has not taken place. PostgreSQL
+// still commits, unless it is stopped from that, and nobody runs before it has.
+func TestKilledInCommit(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		stopped bool
+		kind    string
+		effect  effect
+	}{
+		"commits":  {false, replayed, effect{1, 1}},
+		"does not": {true, created, effect{2, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := database{Driver: "postgres", DSN: pgtest.DSN(t)}
+			e := migrate(t, d)
+			look, err := e.db.Conn(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer look.Close()
+			// Every commit waits for look's lock.
+			if _, err := look.ExecContext(t.Context(), `CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+				'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
+				CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait();
+				SELECT pg_advisory_lock(1)`); err != nil {
+				t.Fatal(err)
+			}
+			victim, survivor := pair(t, newConfig(d, 30*time.Second))
+			sent := victim.begin(transaction, "killed", "effect")
+			backend := 0
+			for deadline := time.Now().Add(patience); backend == 0; time.Sleep(pause) {
+				err := look.QueryRowContext(t.Context(), `SELECT coalesce(max(pid), 0) FROM pg_stat_activity
+					WHERE datname = current_database() AND query = 'COMMIT' AND wait_event = 'advisory'`).Scan(&backend)
+				if err != nil || time.Now().After(deadline) {
+					t.Fatalf("nobody commits: %v", err)
+				}
+			}
+			victim.kill(t)
+			if a := receive(t, sent); a.body != "" {
+				t.Fatalf("the server that was killed answered %s", a.kind)
+			}
+			want(t, "while PostgreSQL commits", survivor.post(transaction, "killed", "effect"), inFlight)
+			if test.stopped {
+				if _, err := look.ExecContext(t.Context(), "SELECT pg_terminate_backend($1, 20000)", backend); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := look.ExecContext(t.Context(), "SELECT pg_advisory_unlock(1)"); err != nil {
+				t.Fatal(err)
+			}
+			first := survivor.until(t, transaction, "killed", "effect", inFlight)
+			want(t, "the retry", first, test.kind)
+			wantReplay(t, survivor, transaction, "killed", first)
+			e.want(t, "killed", test.effect)
+		})
+	}
+}
+
 // A zombie is a process that stood still while another took its key over.
 func TestZombie(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
@@ -116,6 +177,7 @@ func TestZombie(t *testing.T) {
 			"releases":  "effect,hold,fail",
 			"marks":     "hold,mark,effect",
 			"overtakes": "effect,hold", // comes back while its successor runs
+			"reborn":    "effect,hold", // comes back when its successor freed the key and another began anew
 		}
 		held := map[string]<-chan answer{}
 		for key, steps := range steps {
@@ -124,6 +186,10 @@ func TestZombie(t *testing.T) {
 		zombie.signal(t, syscall.SIGSTOP)
 		stopped := time.Now()
 		answered := map[string]answer{}
+		failed := successor.until(t, atLeastOnce, "reborn", "effect,fail", inFlight)
+		if !strings.HasPrefix(failed.kind, "500 ") {
+			t.Fatalf("the successor that fails: %s", failed.kind)
+		}
 		for key := range steps {
 			if key != "overtakes" {
 				answered[key] = successor.until(t, atLeastOnce, key, "effect", inFlight)
@@ -140,10 +206,12 @@ func TestZombie(t *testing.T) {
 			zombie.release(t, key)
 		}
 		// The zombie's client gets what the successor's got, or the truth.
-		a := receive(t, held["records"])
-		want(t, "the zombie that records", a, replayed)
-		if a.body != answered["records"].body {
-			t.Errorf("the zombie answers %q, its successor %q", a.body, answered["records"].body)
+		for _, key := range []string{"records", "reborn"} {
+			a := receive(t, held[key])
+			want(t, "the zombie that records", a, replayed)
+			if a.body != answered[key].body {
+				t.Errorf("the zombie answers %q, its successor %q", a.body, answered[key].body)
+			}
 		}
 		want(t, "the zombie that releases", receive(t, held["releases"]), unsettled)
 		want(t, "the zombie that marks", receive(t, held["marks"]), unsettled)
@@ -157,8 +225,11 @@ func TestZombie(t *testing.T) {
 			wantReplay(t, zombie, atLeastOnce, key, first)
 			wantReplay(t, successor, atLeastOnce, key, first)
 			runs := []effect{{1, 1}, {2, 2}}
-			if key == "marks" { // it was told not to go on
+			switch key {
+			case "marks": // it was told not to go on
 				runs = runs[1:]
+			case "reborn":
+				runs = append(runs, effect{2, 1})
 			}
 			e.want(t, key, runs...)
 		}

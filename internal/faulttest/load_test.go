@@ -196,11 +196,11 @@ func TestManyProcesses(t *testing.T) {
 			go func() {
 				defer over.Store(true)
 				for range stopped {
+					time.Sleep(l.lease / 2)
 					zombie := servers[rand.N(n)]
 					_ = zombie.cmd.Process.Signal(syscall.SIGSTOP)
 					time.Sleep(2 * l.lease)
 					_ = zombie.cmd.Process.Signal(syscall.SIGCONT)
-					time.Sleep(l.lease / 2)
 				}
 			}()
 			keys, slow := shortOr(100, 10_000), shortOr(40, 100)
@@ -216,8 +216,9 @@ func TestManyProcesses(t *testing.T) {
 					}
 					c := l.call("shared", paths[i%len(paths)], steps)
 					atOnce(1+rand.N(1+rand.N(50)), func(int) {
-						requests.Add(1)
-						l.post(servers[rand.N(n)], c)
+						for requests.Add(1); !l.post(servers[rand.N(n)], c) && !over.Load(); requests.Add(1) {
+							time.Sleep(pause) // so that what one that stands still holds is taken over
+						}
 					})
 				}
 			})

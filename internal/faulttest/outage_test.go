@@ -242,3 +242,40 @@ func TestForgottenConnections(t *testing.T) {
 		e.want(t, key, effect{1, 1})
 	}
 }
+
+// A database that ends the sessions of transactions that idle undoes what their
+// handlers did, and does nothing to those that have no transaction.
+func TestIdleTransactionsAreEnded(t *testing.T) {
+	t.Parallel()
+	d := database{Driver: "postgres", DSN: pgtest.DSN(t)}
+	e := migrate(t, d)
+	if _, err := e.db.Exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET idle_in_transaction_session_timeout = 100', current_database()); END $$`); err != nil {
+		t.Fatal(err)
+	}
+	one, two := pair(t, newConfig(d, 30*time.Second))
+	held := map[string]<-chan answer{}
+	for _, path := range paths {
+		held[path] = one.hold(t, path, "idles"+path[1:], "effect,hold")
+	}
+	for deadline, idles := time.Now().Add(patience), true; idles; time.Sleep(pause) {
+		err := e.db.QueryRow("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%')").Scan(&idles)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("a transaction idles on: %v", err)
+		}
+	}
+	for _, path := range paths {
+		key := "idles" + path[1:]
+		one.release(t, key)
+		a := receive(t, held[path])
+		if path == transaction {
+			want(t, "the transaction that idled", a, storeUnavailable)
+			e.want(t, key)
+			a = two.post(path, key, "effect")
+		}
+		want(t, path, a, created)
+		wantReplay(t, two, path, key, a)
+		if ran := e.of(t)[key]; len(ran) != 1 {
+			t.Errorf("%s had the effects (process, attempt) %v", key, ran)
+		}
+	}
+}

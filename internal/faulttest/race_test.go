@@ -112,3 +112,24 @@ func TestFullPool(t *testing.T) {
 		}
 	})
 }
+
+// Two hundred requests share a pool of two connections, one of which each handler
+// takes beside its transaction.
+func TestFullPoolInTransactions(t *testing.T) {
+	onEach(t, func(t *testing.T, d database, e effects) {
+		l := &load{t: t, e: e, lease: 30 * time.Second, faulty: true} // there is no room for many of them
+		c := newConfig(d, l.lease)
+		c.MaxOpenConns = 2
+		one := start(t, c)
+		var calls []*call
+		for range 40 {
+			calls = append(calls, l.call("crowded", transaction, "effect,connection,sleep=5ms"))
+		}
+		atOnce(200, func(i int) {
+			for deadline := time.Now().Add(3 * patience); !l.post(one, calls[i%len(calls)]) && time.Now().Before(deadline); {
+				time.Sleep(pause)
+			}
+		})
+		l.check(one)
+	})
+}
