@@ -65,6 +65,9 @@ func Generate(ctx context.Context, cfg Config) ([]File, error) {
 	options.OutputOptions.UserTemplates = stub.UserTemplates(cfg.FS, options.OutputOptions.UserTemplates)
 	out, err := stub.Generate(in.spec, in.doc, options)
 	if err != nil {
+		if unresolved := in.doc.Unresolved(); unresolved != nil {
+			return nil, unresolved // the cause, whatever oapi-codegen says
+		}
 		return nil, err
 	}
 	content, err := add(cfg, out, operations)

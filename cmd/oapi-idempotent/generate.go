@@ -168,12 +168,23 @@ func configure(ctx context.Context, set *flag.FlagSet, help string, args []strin
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	warn(stderr, cfg.Generate.Warnings())
+	warn(stderr, targetWarnings(cfg.Generate))
 	warn(stderr, cfg.Warnings())
 	if f.outputConfig {
 		return nil, printConfig(stdout, cfg)
 	}
 	return &cfg, nil
+}
+
+// targetWarnings are oapi-codegen's of a target, which looks for the go.mod file
+// and panics at one that has no go directive.
+func targetWarnings(targets codegen.GenerateOptions) (warnings map[string]string) {
+	defer func() {
+		if recover() != nil {
+			warnings = map[string]string{"std-http-server": "the go.mod file has no go directive, and net/http has patterns with methods since Go 1.22; write the directive, such as go 1.26.0"}
+		}
+	}()
+	return targets.Warnings()
 }
 
 func warn(stderr io.Writer, warnings map[string]string) {

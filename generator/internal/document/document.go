@@ -166,7 +166,12 @@ func (d *Document) Lookup(names ...string) *Member {
 	return found
 }
 
-// Unresolved lists the references that cannot be followed, in the root file and in
+// Circular is the finding of a node whose references end at none.
+func Circular(n *Node) Finding {
+	return Finding{n.Ref().Pos, fmt.Sprintf("$ref %q leads back to itself; write what is meant in one of the places that refer to one another", n.Ref().Value)}
+}
+
+// Unresolved lists the references that lead nowhere, in the root file and in
 // what it refers to, as [Document.Step] finds them. Extensions and data, such as
 // examples, are left out: a $ref in them is none.
 func (d *Document) Unresolved() Findings {
@@ -195,6 +200,8 @@ func (d *Document) Unresolved() Findings {
 		target, err := d.Step(n)
 		if err != nil {
 			findings = append(findings, err.(Findings)...)
+		} else if end, err := d.Follow(n); err == nil && end == nil {
+			findings = append(findings, Circular(n))
 		}
 		walk(target)
 	}

@@ -234,7 +234,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("following a circle gave %v, %v; want nil", n, err)
 	}
 	for name, want := range map[string]string{
-		"broken": "bad.yaml:1:1: not valid YAML: did not find expected node content",
+		"broken": "bad.yaml:1:1: not valid YAML: did not find expected node content; close every [ and {, and put a comma between what is in them",
 		"opaque": `api/spec.yaml:5:16: $ref "urn:x:y" is not a URI reference; write a path and a fragment, such as other.yaml#/pathItems/orders`,
 		"number": "api/spec.yaml:6:16: $ref must be a string, not a number",
 		"past":   `api/spec.yaml:7:14: $ref "#/b/1" points at nothing: api/spec.yaml has no "#/b/1"`,

@@ -46,18 +46,16 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 	if text := bytes.TrimSpace(data); len(text) > 0 && (text[0] == '{' || text[0] == '[') {
 		var syntax *json.SyntaxError
 		if errors.As(json.Unmarshal(data, new(any)), &syntax) {
-			at := cursor{pos: Position{name, 1, 1}, data: data}
-			at.moveTo(max(0, int(syntax.Offset)-1))
-			return Finding{at.pos, "not valid JSON: " + syntax.Error()}
+			return Finding{positionAt(name, data, max(0, int(syntax.Offset)-1)), "not valid JSON: " + withCure(syntax.Error())}
 		}
 	}
 	pos := Position{name, 1, 1}
-	m := yamlLine.FindStringSubmatch(err.Error())
-	if m == nil {
-		return Finding{pos, "not valid YAML: " + err.Error()}
+	message := yamlLine.ReplaceAllString(err.Error(), "")
+	if i := notText(data); i >= 0 && yamlReader.MatchString(message) {
+		return Finding{positionAt(name, data, i), "not valid YAML: " + withCure(message)}
 	}
-	message := strings.TrimPrefix(err.Error(), m[0])
-	if line, convErr := strconv.Atoi(m[1]); convErr == nil {
+	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil && m[1] != "" {
+		line, _ := strconv.Atoi(m[1])
 		if yamlParser.MatchString(message) {
 			line++ // yaml.v3 counts the lines of these from 0, of its scanner's errors from 1
 		}
@@ -67,7 +65,62 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 		pos = firstAlias(pos, data, alias[1])
 		message = fmt.Sprintf("*%[1]s stands before its anchor, or has none; write &%[1]s at the value that is meant, above this line", alias[1])
 	}
-	return Finding{pos, "not valid YAML: " + message}
+	return Finding{pos, "not valid YAML: " + withCure(message)}
+}
+
+func positionAt(name string, data []byte, offset int) Position {
+	at := cursor{pos: Position{name, 1, 1}, data: data}
+	at.moveTo(offset)
+	return at.pos
+}
+
+// notText returns the offset of the first byte of data that is not UTF-8, or is a
+// control character that YAML does not have, or -1.
+func notText(data []byte) int {
+	for i := 0; i < len(data); {
+		r, size := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && size == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
+			return i
+		}
+		i += size
+	}
+	return -1
+}
+
+// yamlReader matches the errors of what yaml.v3 reads bytes with.
+var yamlReader = regexp.MustCompile(`^control characters|UTF-8|Unicode`)
+
+// cures say what to write instead, by what the parsers of JSON and YAML say.
+var cures = []struct {
+	failure *regexp.Regexp
+	cure    string
+}{
+	{yamlReader, "remove the character, or save the file as UTF-8 text"},
+	{regexp.MustCompile(`cannot start any token`), "indent with spaces, not with tabs, and put text that begins with @, %, ` or a tab in quotes"},
+	{regexp.MustCompile(`mapping values are not allowed`), "put text that has a colon and a space in quotes, and begin the names of one object in one column"},
+	{regexp.MustCompile(`could not find expected ':'`), "write name: value, with a space behind the colon"},
+	{regexp.MustCompile(`did not find expected (?:key|'-' indicator)`), "begin the names of one object, and the dashes of one list, in one column"},
+	{regexp.MustCompile(`did not find expected (?:',' or|node content)`), "close every [ and {, and put a comma between what is in them"},
+	{regexp.MustCompile(`unexpected end of stream`), "close every quote"},
+	{regexp.MustCompile(`unknown escape character`), "write the backslash twice, or put the text in single quotes"},
+	{regexp.MustCompile(`alphabetic or numeric character`), "put text that begins with * or & in quotes"},
+	{regexp.MustCompile(`block sequence entries are not allowed`), "begin a list in a line of its own"},
+	{regexp.MustCompile(`after object key$`), "write a colon"},
+	{regexp.MustCompile(`after (?:object key:value pair|array element)`), "write a comma, or close what is open"},
+	{regexp.MustCompile(`beginning of object key string`), "write a name in double quotes, and no comma behind the last member"},
+	{regexp.MustCompile(`beginning of value`), "write a value, and text in double quotes"},
+	{regexp.MustCompile(`unexpected end of JSON input`), "close every brace, bracket and quote"},
+	{regexp.MustCompile(`in string`), `write a line break as \n, and a backslash twice`},
+	{regexp.MustCompile(`max depth`), "nest less deeply"},
+}
+
+func withCure(failure string) string {
+	for _, c := range cures {
+		if c.failure.MatchString(failure) {
+			return failure + "; " + c.cure
+		}
+	}
+	return failure
 }
 
 // yamlParser matches the errors of yaml.v3's parser.

@@ -43,7 +43,8 @@ func (r *resolver) pathItem(place document.Place, at *document.Node) []Operation
 			break
 		}
 		if seen[item] {
-			return nil // a circle, without operations
+			r.findings = append(r.findings, document.Circular(item))
+			return nil
 		}
 		seen[item] = true
 		if rest, ok := strings.CutPrefix(ref.Value, "#/paths/"); ok && item == at && place.Kind == document.Path {

@@ -78,6 +78,15 @@ func (r *resolver) document() []Operation {
 		r.reject(root.Pos, "the document is %s; write an object with openapi, info and paths", describe(root))
 		return nil
 	}
+	has := func(field string) bool { return root.FieldMember(field) != nil }
+	if swagger := root.FieldMember("swagger"); swagger != nil && !has("openapi") {
+		r.reject(swagger.Pos, "this is a document of Swagger 2.0, which oapi-codegen does not read; convert it to OpenAPI 3.0, which has other fields")
+		return nil
+	}
+	if !has("openapi") && !has("paths") && !has("webhooks") && !has("components") {
+		r.reject(root.Pos, "this is not an OpenAPI document; name one that has openapi, info and paths")
+		return nil
+	}
 	r.root = r.annotation(root, rankRoot, levelRoot)
 	var operations []Operation
 	paths := root.Field("paths")

@@ -57,6 +57,8 @@ func (s *strays) object(n *document.Node, in string) {
 		switch {
 		case s.found(n, m, in):
 		case strings.HasPrefix(m.Name, "x-"), opaque[m.Name]:
+		case m.Name == "$ref" && m.Value.Kind != document.String && m.Value.Kind != document.Null:
+			s.r.reject(m.Value.Pos, "$ref must be a string, not %s", m.Value.Kind)
 		case m.Name == "$ref" && in != "":
 			if target, err := s.r.doc.Follow(n); err == nil {
 				s.object(target, in)

@@ -114,6 +114,9 @@ func (l *Loader) Load(name string, doc *document.Document) (*openapi3.T, error) 
 	if err != nil {
 		return nil, explainLoading(doc, err)
 	}
+	if circularComponents(doc) {
+		return nil, doc.Unresolved() // kin-openapi leaves these empty
+	}
 	if fromNodes {
 		paths := doc.Root().Field("paths")
 		for name, item := range spec.Paths.Map() {
@@ -135,6 +138,21 @@ func ownPathItems(root *document.Node) bool {
 		}
 	}
 	return true
+}
+
+func circularComponents(doc *document.Document) bool {
+	components := doc.Root().Field("components")
+	if components == nil {
+		return false
+	}
+	for _, section := range components.Members {
+		for _, m := range section.Value.Members {
+			if end, err := doc.Follow(m.Value); err == nil && end == nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // kin returns a kin-openapi loader for one document, the text of which is given.

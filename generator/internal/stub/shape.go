@@ -17,6 +17,9 @@ import (
 func explainLoading(doc *document.Document, err error) error {
 	s := shapes{seen: map[visit]bool{}, findings: doc.Unresolved()}
 	s.value(doc.Root(), reflect.TypeFor[openapi3.T](), "the document")
+	if _, err := doc.JSON(); err != nil {
+		s.findings = append(s.findings, err.(document.Findings)...)
+	}
 	if s.findings == nil {
 		message := readerNames.ReplaceAllString(err.Error(), "")
 		s.findings = document.Findings{{Pos: doc.Root().Pos, Message: "the document cannot be read: " + message}}
@@ -57,6 +60,8 @@ func (s *shapes) value(n *document.Node, t reflect.Type, name string) {
 	if target, ok := refersTo(t); ok && n.Kind != document.Null {
 		if n.Ref() == nil {
 			s.value(n, target, name)
+		} else {
+			s.reference(n.Ref(), target)
 		}
 		return
 	}
@@ -71,6 +76,8 @@ func (s *shapes) value(n *document.Node, t reflect.Type, name string) {
 		}
 	case !slices.Contains(want, n.Kind):
 		s.reject(n, name, want)
+	case n.Kind == document.Number && isCount(t) && !count.MatchString(n.Value):
+		s.findings = append(s.findings, document.Finding{Pos: n.Pos, Message: fmt.Sprintf("%s must be a whole number and not negative, not %s", name, n.Value)})
 	case n.Kind == document.List && t.Kind() == reflect.Slice:
 		for i, item := range n.Items {
 			s.value(item, t.Elem(), fmt.Sprintf("%s[%d]", name, i))
@@ -97,6 +104,38 @@ func (s *shapes) members(n *document.Node, t reflect.Type, name string) {
 		if of := element(m); of != nil {
 			s.value(m.Value, of, m.Name)
 		}
+	}
+}
+
+func isCount(t reflect.Type) bool { return t.Kind() == reflect.Uint64 }
+
+// count is a whole number, perhaps with a fraction or an exponent that changes
+// nothing.
+var count = regexp.MustCompile(`^\+?[0-9_]+(?:\.0*)?(?:[eE]\+?[0-9]+)?$`)
+
+// sections are where components of a type are.
+var sections = map[reflect.Type]string{
+	reflect.TypeFor[openapi3.Callback]():       "callbacks",
+	reflect.TypeFor[openapi3.Example]():        "examples",
+	reflect.TypeFor[openapi3.Header]():         "headers",
+	reflect.TypeFor[openapi3.Link]():           "links",
+	reflect.TypeFor[openapi3.Parameter]():      "parameters",
+	reflect.TypeFor[openapi3.RequestBody]():    "requestBodies",
+	reflect.TypeFor[openapi3.Response]():       "responses",
+	reflect.TypeFor[openapi3.Schema]():         "schemas",
+	reflect.TypeFor[openapi3.SecurityScheme](): "securitySchemes",
+}
+
+// reference checks that a reference to a component leads to one of the type that
+// may stand in its place.
+func (s *shapes) reference(ref *document.Node, t reflect.Type) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	_, pointer, _ := strings.Cut(ref.Value, "#/components/")
+	section, name, found := strings.Cut(pointer, "/")
+	if want := sections[t]; found && section != want && !strings.Contains(name, "/") {
+		s.findings = append(s.findings, document.Finding{Pos: ref.Pos, Message: fmt.Sprintf("$ref %q leads to one of the %s, where one of the %s must be; write #/components/%s/…", ref.Value, section, want, want)})
 	}
 }
 
