@@ -107,8 +107,8 @@ func WithMaxConns(n int) Option {
 	}
 }
 
-// WithoutGrouping lets each claim and each settlement of [OpenPostgres] be a
-// statement and a commit of its own. Grouping is slower in no measured case;
+// WithoutGrouping lets each claim and each settlement be a statement and a commit
+// of its own also with [OpenPostgres] and [NewSQLite]. Grouping is slower in no measured case;
 // this is for comparing.
 func WithoutGrouping() Option {
 	return func(o *options) error {

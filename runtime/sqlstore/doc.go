@@ -7,11 +7,11 @@
 //
 // or, embedded:
 //
-//	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN("keys.db")) // modernc.org/sqlite
+//	db, err := sqlstore.OpenSQLite("keys.db") // with modernc.org/sqlite
 //	store, err := sqlstore.NewSQLite(db)
 //	err = store.Migrate(ctx)
 //
-// The package imports no driver. Run a [Sweeper], or call [Store.Sweep] now and
+// The package does not import SQLite's driver. Run a [Sweeper], or call [Store.Sweep] now and
 // then: expired rows count as absent, but nothing else deletes them.
 //
 // Handlers under guarantee: transaction write through [Tx]. For clients,
@@ -36,11 +36,16 @@
 // # SQLite
 //
 // One process writes at a time, and the others wait; so this is for one machine
-// and moderate traffic. Replays wait for nobody but, under guarantee:
-// transaction, for another process's transaction. [NewSQLite] refuses a pool that
-// would lose claims. While the application holds a writing transaction open,
-// claims wait for it: a handler that calls the store from within its own
-// transaction waits for itself until its context ends.
+// and moderate traffic. Writes of one [Store] take turns, and those that wait
+// share the next commit; so use one for the whole process. Replays wait for
+// nobody but, under guarantee: transaction, for another process's transaction.
+// [NewSQLite] refuses a pool that would lose claims.
+//
+// While the application holds a writing transaction open, claims wait for it: a
+// handler that calls the store from within a transaction of its own waits for
+// itself until its context ends. Under guarantee: transaction, such a call fails
+// at once, and so does what else the handler writes past its transaction, if
+// [OpenSQLite] opened the pool.
 //
 // # Contexts
 //

@@ -32,7 +32,7 @@ func SQLiteDSN(path string) string {
 }
 
 // NewSQLite returns a store in a table of an SQLite database, opened with
-// modernc.org/sqlite and, best, [SQLiteDSN]. It changes nothing of the pool and
+// modernc.org/sqlite and, best, [OpenSQLite]. It changes nothing of the pool and
 // refuses one that would lose claims: whose connections do not wait for the
 // disk, or do not share their tables.
 func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
