@@ -28,21 +28,35 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	if g.passthrough {
 		return run(ctx)
 	}
-	e := &execution{guard: g, op: g.operation(p)}
+	return g.do(ctx, p, req, runFunc(run), new(execution))
+}
+
+// A runner runs the handler in the context it is given, and returns its answer.
+type runner interface {
+	run(ctx context.Context) (*Response, error)
+}
+
+type runFunc func(context.Context) (*Response, error)
+
+func (run runFunc) run(ctx context.Context) (*Response, error) { return run(ctx) }
+
+// do is Do with an execution that is still empty.
+func (g *Guard) do(ctx context.Context, p *Policy, req *Request, next runner, e *execution) (*Response, error) {
+	e.guard, e.op = g, g.operation(p)
 	key, refused := e.op.parseKey(req.Header)
 	if outer := executionFrom(ctx); outer != nil && outer.op == e.op && outer.claim.Key == key {
-		return run(ctx)
+		return next.run(ctx)
 	}
 	if refused != nil && refused.name == wire.MissingKey && (p.OnMissing == RunUnguarded || g.optionalKeys) {
 		g.emit(ctx, Event{Kind: EventUnguarded, Operation: p.Operation})
-		return run(ctx)
+		return next.run(ctx)
 	}
 	var principal string
 	if refused == nil {
 		principal, refused = e.op.authenticate(req)
 	}
 	if refused == nil {
-		e.digest, refused = e.op.digestRequest(req)
+		refused = e.op.digestRequest(&e.digest, req)
 	}
 	if refused != nil {
 		g.emit(ctx, Event{Kind: EventRefused, Operation: p.Operation, Problem: refused.name, Status: refused.status, Err: refused.err})
@@ -51,7 +65,7 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	e.claim = Claim{
 		Operation:   p.Operation,
 		Key:         key,
-		Fingerprint: fingerprint(e.digest, g.currentSecret()),
+		Fingerprint: append(e.fingerprint[:0], fingerprint(e.digest, g.currentSecret())...),
 		Lease:       p.Lease,
 		TTL:         p.TTL,
 		AtMostOnce:  p.Guarantee == AtMostOnce,
@@ -61,16 +75,16 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	e.claim.Hash, e.claim.Owner = e.op.identify(principal, key)
 	_, _ = rand.Read(e.claim.ID[:]) // never fails, says crypto/rand
 
-	if !e.op.readsBody && req.length != nil && req.length() > p.MaxRequestBody {
+	if !e.op.readsBody && req.length() > p.MaxRequestBody {
 		// It is not refused before the claim: a known key gets its answer
 		// whatever the new body says.
-		run = func(context.Context) (*Response, error) {
+		next = runFunc(func(context.Context) (*Response, error) {
 			e.refused = true
 			return g.refuse(ctx, req, unreadable(ErrBodyTooLarge)), nil
-		}
+		})
 	}
 	if e.op.transactor != nil {
-		return e.runInTx(ctx, req, run)
+		return e.runInTx(ctx, req, next)
 	}
 	row, v, err := e.acquire(ctx, func() (Row, error) {
 		return e.claimRow(ctx, func(ctx context.Context) (Row, error) {
@@ -83,7 +97,7 @@ func (g *Guard) Do(ctx context.Context, p *Policy, req *Request, run func(contex
 	if v != verdictRun {
 		return g.answer(ctx, e, req, &row, v), nil
 	}
-	return e.run(ctx, req, run)
+	return e.run(ctx, req, next)
 }
 
 // retryAfterFailure is when a client may try again after the store failed.
@@ -172,7 +186,7 @@ func (e *execution) claimRow(ctx context.Context, f func(context.Context) (Row, 
 		return err
 	})
 	if row.Won {
-		e.leaseStart = sent
+		e.lease.start = sent
 		e.claim.Attempt = max(row.Attempt, 1)
 	}
 	return row, err
@@ -192,16 +206,16 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (e *execution) run(ctx context.Context, req *Request, run func(context.Context) (*Response, error)) (*Response, error) {
-	runCtx, end := e.begin(ctx)
-	defer end()
+func (e *execution) run(ctx context.Context, req *Request, next runner) (*Response, error) {
+	run := e.begin(ctx)
+	defer e.end()
 	returned := false
 	defer func() {
 		if !returned {
-			e.emit(ctx, Event{Kind: EventPanicked, Attempt: e.claim.Attempt})
+			e.panicked(ctx)
 		}
 	}()
-	resp, err := run(runCtx)
+	resp, err := next.run(run)
 	returned = true
 	return e.finish(ctx, req, resp, err)
 }

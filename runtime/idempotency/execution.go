@@ -10,28 +10,22 @@ import (
 )
 
 // An execution is one request's way through the guard, and the state that its
-// handler reaches through the context.
+// handler reaches through the context. It holds what most requests need, so that
+// they need little else.
 type execution struct {
 	guard *Guard
 	op    *operation
 	claim Claim
 	// digest is what the claim's fingerprint was made of.
 	digest [32]byte
+	// into is where a replay may write its answer; nil: to a new one.
+	into *Response
 
-	// The lease is counted from before the statement that got it, on the
-	// monotonic clock, so that it ends here no later than in the store.
-	leaseStart time.Time
-	storeTime  time.Duration
-	tookOver   bool
+	lease     lease
+	storeTime atomic.Int64 // nanoseconds
+	tookOver  bool
 	// refused says that the answer is the guard's own: the handler did not run.
 	refused bool
-
-	mu      sync.Mutex // guards what follows, against the renewal timer
-	stopped bool
-	renewed time.Time // when the last renewal that succeeded was sent
-	timer   *time.Timer
-	expiry  *time.Timer
-	cancel  context.CancelCauseFunc
 
 	// effect is held while the handler marks an effect or lets bytes pass, and
 	// while the guard notes that the handler has returned: a goroutine that it
@@ -39,9 +33,18 @@ type execution struct {
 	effect   sync.Mutex
 	returned bool
 
+	recorder *Recorder // of the run, if it has one
+
 	marked  atomic.Bool // MarkEffect succeeded
 	passed  bool        // "not replayable" is durable and bytes may pass
 	passErr error       // it could not be made durable
+
+	runCtx   detached
+	callCtxs [2]detached // of the first calls of the store: a claim and its settlement
+	calls    atomic.Int32
+
+	fingerprint [2 + 32 + 32]byte // the claim's
+	header      [256]byte         // the recorded one, unless it is longer
 }
 
 type executionKey struct{}
@@ -55,13 +58,17 @@ func executionFrom(ctx context.Context) *execution {
 // cancellation does not reach it: a caller that hangs up must not leave a claim
 // of which nobody knows.
 func (e *execution) call(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
+	// A store may keep the context, so none is used again.
+	var c *detached
+	if n := int(e.calls.Add(1)); n <= len(e.callCtxs) {
+		c = &e.callCtxs[n-1]
+	} else {
+		c = new(detached)
+	}
 	start := time.Now()
-	err := f(ctx)
-	e.mu.Lock()
-	e.storeTime += time.Since(start)
-	e.mu.Unlock()
+	err := f(c.detach(ctx, start.Add(limit)))
+	c.end()
+	e.storeTime.Add(int64(time.Since(start)))
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		e.emit(ctx, Event{Kind: EventStoreFailed, Err: err})
 	}
@@ -74,92 +81,30 @@ func (e *execution) emit(ctx context.Context, event Event) {
 	}
 	event.Operation = e.op.Operation
 	event.KeyHash = Key{hash: e.claim.Hash}.ID()
-	e.mu.Lock()
-	event.StoreTime = e.storeTime
-	e.mu.Unlock()
+	event.StoreTime = time.Duration(e.storeTime.Load())
 	e.guard.emit(ctx, event)
 }
 
-// begin starts the lease's renewal and returns the context in which the handler
+// begin starts to keep the lease and returns the context in which the handler
 // runs: detached from the caller, who may hang up, and cancelled by the
 // policy's timeout unless the caller's context has a deadline, and when the
 // lease is lost or about to end.
-func (e *execution) begin(ctx context.Context) (context.Context, func()) {
-	detached := context.WithoutCancel(ctx)
-	var release context.CancelFunc
-	if deadline, ok := ctx.Deadline(); ok {
-		detached, release = context.WithDeadline(detached, deadline)
-	} else {
-		detached, release = context.WithTimeout(detached, e.op.Timeout)
+func (e *execution) begin(ctx context.Context) context.Context {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(e.op.Timeout)
 	}
-	detached, e.cancel = context.WithCancelCause(detached)
-	run := context.WithValue(detached, executionKey{}, e)
-
-	if e.op.transactor != nil { // a transaction holds its key for as long as it lasts
-		return run, func() {
-			e.cancel(context.Canceled)
-			release()
-		}
+	e.runCtx.run = e
+	run := e.runCtx.detach(ctx, deadline)
+	if e.op.transactor == nil { // a transaction holds its key for as long as it lasts
+		e.keep()
 	}
-	lease := e.op.Lease
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.renewed = e.leaseStart
-	e.timer = time.AfterFunc(lease/3, func() { e.renew(run) })
-	e.expiry = time.AfterFunc(time.Until(e.leaseStart.Add(lease-lease/6)), func() { e.cancel(ErrLeaseLost) })
-	return run, func() {
-		e.stopRenewal()
-		e.cancel(context.Canceled)
-		release()
-	}
+	return run
 }
 
-func (e *execution) renew(ctx context.Context) {
-	lease := e.op.Lease
-	sent := time.Now()
-	err := e.call(ctx, min(e.guard.storeTimeout, lease/3), func(ctx context.Context) error {
-		return e.guard.store.Renew(ctx, &e.claim)
-	})
-	e.mu.Lock()
-	if e.stopped {
-		e.mu.Unlock()
-		return
-	}
-	switch {
-	case err == nil:
-		e.renewed = sent
-		e.expiry.Reset(time.Until(sent.Add(lease - lease/6)))
-		e.timer.Reset(lease / 3)
-	case errors.Is(err, ErrLeaseLost):
-		e.stopped = true
-		e.expiry.Stop()
-	default:
-		e.timer.Reset(lease / 12)
-	}
-	e.mu.Unlock()
-	switch {
-	case err == nil:
-	case errors.Is(err, ErrLeaseLost):
-		e.cancel(ErrLeaseLost)
-		e.emit(ctx, Event{Kind: EventLeaseLost, Attempt: e.claim.Attempt, Err: err})
-	default:
-		e.emit(ctx, Event{Kind: EventRenewFailed, Attempt: e.claim.Attempt, Err: err})
-	}
-}
-
-func (e *execution) stopRenewal() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.stopped = true
-	e.timer.Stop()
-	e.expiry.Stop()
-}
-
-// leaseEnd is when the lease ends unless it is renewed again.
-func (e *execution) leaseEnd() time.Time {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.renewed.Add(e.op.Lease)
+func (e *execution) end() {
+	e.drop()
+	e.runCtx.end()
 }
 
 func (e *execution) atMostOnce() bool {
@@ -169,7 +114,7 @@ func (e *execution) atMostOnce() bool {
 // settle makes o durable, trying again until the lease ends. A row that did not
 // win is the one that is there in its place.
 func (e *execution) settle(ctx context.Context, o Outcome) (Row, error) {
-	e.stopRenewal()
+	e.drop()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		var row Row
 		err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
@@ -191,6 +136,12 @@ const (
 )
 
 var errNoAnswer = errors.New("idempotency: the handler returned neither a response nor an error")
+
+// panicked is called when the handler panics.
+func (e *execution) panicked(ctx context.Context) {
+	e.recorder.restore()
+	e.emit(ctx, Event{Kind: EventPanicked, Attempt: e.claim.Attempt})
+}
 
 // handlerReturned ends what a goroutine that the handler left behind could still
 // mark or let pass.
@@ -248,7 +199,7 @@ func (e *execution) outcome(ctx context.Context, resp *Response) Outcome {
 	if e.op.Replay.None || int64(len(resp.Body)) > e.op.MaxRecordedBody {
 		return notReplayable
 	}
-	o := Outcome{State: Completed, Status: resp.Status, Header: encodeHeader(resp.Header, e.op.Replay.Marker)}
+	o := Outcome{State: Completed, Status: resp.Status, Header: appendHeader(e.header[:0], resp.Header, e.op.Replay.Marker)}
 	if bodyAllowed(resp.Status) {
 		o.Body = resp.Body
 	}
@@ -278,7 +229,7 @@ func (e *execution) settled(ctx context.Context, req *Request, o Outcome, resp *
 // until the lease ends, which comes to the same a little later; the answer is
 // as true.
 func (e *execution) release(ctx context.Context, req *Request, resp *Response, handlerErr error) (*Response, error) {
-	e.stopRenewal()
+	e.drop()
 	err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error {
 		return e.guard.store.Release(ctx, &e.claim)
 	})

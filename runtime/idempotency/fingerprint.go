@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
@@ -25,9 +26,13 @@ const fingerprintVersion = 1
 
 // fingerprint returns the digest as it is stored under a secret, or under none.
 func fingerprint(digest [32]byte, secret *Secret) []byte {
-	if secret == nil {
-		return append([]byte{fingerprintVersion, 0}, digest[:]...)
+	if secret != nil {
+		return secretFingerprint(digest, secret)
 	}
+	return append(append(make([]byte, 0, 2+32), fingerprintVersion, 0), digest[:]...)
+}
+
+func secretFingerprint(digest [32]byte, secret *Secret) []byte {
 	mac := hmac.New(sha256.New, secret.Key)
 	mac.Write(digest[:])
 	return mac.Sum(append([]byte{fingerprintVersion, byte(len(secret.ID))}, secret.ID...))
@@ -40,47 +45,48 @@ func (e *execution) sameRequest(stored []byte) (same, known bool) {
 	if len(stored) < 2 || stored[0] != fingerprintVersion || len(stored) < 2+int(stored[1]) {
 		return false, false
 	}
-	id := string(stored[2 : 2+stored[1]])
-	if id == "" {
-		return bytes.Equal(stored, fingerprint(e.digest, nil)), true
-	}
-	for i := range e.guard.secrets {
-		if secret := &e.guard.secrets[i]; secret.ID == id {
-			return hmac.Equal(stored, fingerprint(e.digest, secret)), true
+	var secret *Secret
+	if id := stored[2 : 2+int(stored[1])]; len(id) > 0 {
+		i := slices.IndexFunc(e.guard.secrets, func(s Secret) bool { return s.ID == string(id) })
+		if i < 0 {
+			return false, false
 		}
+		secret = &e.guard.secrets[i]
 	}
-	return false, false
+	return hmac.Equal(stored, fingerprint(e.digest, secret)), true
 }
 
-// digestRequest returns the digest of what is compared between two requests that
-// carry the same key, or the refusal of a body that cannot be read.
-func (op *operation) digestRequest(req *Request) (digest [32]byte, refused *refusal) {
-	d := digester{sha256.New()}
-	d.field(req.Method)
-	d.field(req.Path)
+// digestRequest sets digest to that of what is compared between two requests
+// that carry the same key, or returns the refusal of a body that cannot be read.
+func (op *operation) digestRequest(digest *[32]byte, req *Request) *refusal {
+	d := digesters.Get().(*digester)
+	defer d.free()
+	d.text(req.Method)
+	d.text(req.Path)
 	if op.Fingerprint.Query {
-		d.field(canonicalQuery(req.RawQuery))
+		d.text(canonicalQuery(req.RawQuery))
 	}
 	if op.Fingerprint.MediaType {
-		d.field(canonicalMediaType(req.Header.Get("Content-Type")))
+		d.text(canonicalMediaType(req.Header.Get("Content-Type")))
 	}
 	for _, name := range op.headers {
 		values := req.Header[name]
 		d.number(len(values))
 		for _, v := range values {
-			d.field(v)
+			d.text(v)
 		}
 	}
 	if op.readsBody {
 		body, err := req.readBody(op.MaxRequestBody)
 		if err != nil {
-			return digest, unreadable(err)
+			return unreadable(err)
 		}
 		d.body(op.Fingerprint.Body, req.Header.Get("Content-Type"), body, op.ignore)
-	} else if req.limitBody != nil {
+	} else {
 		req.limitBody(op.MaxRequestBody)
 	}
-	return [32]byte(d.Sum(nil)), nil
+	d.sum(digest)
+	return nil
 }
 
 func unreadable(err error) *refusal {
@@ -91,17 +97,84 @@ func unreadable(err error) *refusal {
 	return &refusal{name: wire.RequestUnreadable, status: http.StatusBadRequest, detail: "The request body ended before it was complete.", err: err}
 }
 
-type digester struct{ hash.Hash }
+// A digester hashes fields, each behind its length. It collects small ones.
+type digester struct {
+	hash.Hash
+	pending []byte
+	json    jsonSpace
+}
 
-func (d digester) field(s string)  { d.Write(appendField(nil, s)) }
-func (d digester) number(n int)    { d.Write(binary.AppendUvarint(nil, uint64(n))) }
-func (d digester) bytes(b []byte)  { d.Write(appendField(nil, b)) }
-func (d digester) tag(kind string) { d.field(kind) }
+var digesters = sync.Pool{New: func() any { return newDigester(sha256.New()) }}
+
+func newDigester(h hash.Hash) *digester {
+	return &digester{Hash: h, pending: make([]byte, 0, 2048)}
+}
+
+// free makes the digester another request's.
+func (d *digester) free() {
+	d.Reset()
+	d.pending = d.pending[:0]
+	d.json.shrink()
+	digesters.Put(d)
+}
+
+func (d *digester) sum(digest *[32]byte) {
+	d.flush()
+	d.Sum(digest[:0])
+}
+
+func (d *digester) flush() {
+	d.Write(d.pending)
+	d.pending = d.pending[:0]
+}
+
+// add hashes b, which it does not keep.
+func (d *digester) add(b []byte) {
+	if len(b) > cap(d.pending)-len(d.pending) {
+		d.flush()
+		if len(b) > cap(d.pending) {
+			d.Write(b)
+			return
+		}
+	}
+	d.pending = append(d.pending, b...)
+}
+
+func (d *digester) addByte(b byte) {
+	if len(d.pending) == cap(d.pending) {
+		d.flush()
+	}
+	d.pending = append(d.pending, b)
+}
+
+func (d *digester) number(n int) {
+	if cap(d.pending)-len(d.pending) < binary.MaxVarintLen64 {
+		d.flush()
+	}
+	d.pending = binary.AppendUvarint(d.pending, uint64(n))
+}
+
+func (d *digester) text(s string) {
+	d.number(len(s))
+	for len(s) > 0 {
+		if len(d.pending) == cap(d.pending) {
+			d.flush()
+		}
+		n := min(len(s), cap(d.pending)-len(d.pending))
+		d.pending = append(d.pending, s[:n]...)
+		s = s[n:]
+	}
+}
+
+func (d *digester) bytes(b []byte) {
+	d.number(len(b))
+	d.add(b)
+}
 
 // body adds the body as kind says. A body that is not of the kind it claims to
 // be is added byte for byte.
-func (d digester) body(kind BodyKind, contentType string, body []byte, ignore *pointerTree) {
-	mediaType, params, err := mime.ParseMediaType(contentType)
+func (d *digester) body(kind BodyKind, contentType string, body []byte, ignore *pointerTree) {
+	mediaType, params, err := parseMediaType(contentType)
 	if kind == BodyAuto {
 		kind = BodyRaw
 		switch {
@@ -114,19 +187,17 @@ func (d digester) body(kind BodyKind, contentType string, body []byte, ignore *p
 	}
 	switch kind {
 	case BodyJSON:
-		if canonical, ok := canonicalJSON(body, ignore); ok {
-			d.tag("json")
-			d.bytes(canonical)
+		if d.canonicalJSON(body, ignore) {
 			return
 		}
 	case BodyMultipart:
 		if parts, ok := canonicalParts(body, params["boundary"]); ok {
-			d.tag("multipart")
+			d.text("multipart")
 			d.bytes(parts)
 			return
 		}
 	}
-	d.tag("raw")
+	d.text("raw")
 	d.bytes(body)
 }
 
@@ -165,8 +236,8 @@ func canonicalQuery(raw string) string {
 // canonicalMediaType lowers what is case-insensitive and sorts the parameters.
 // The boundary of a multipart body is not part of what it says.
 func canonicalMediaType(contentType string) string {
-	mediaType, params, err := mime.ParseMediaType(contentType)
-	if err != nil {
+	mediaType, params, err := parseMediaType(contentType)
+	if err != nil || len(params) == 0 && mediaType == contentType {
 		return contentType
 	}
 	delete(params, "boundary")
@@ -174,6 +245,25 @@ func canonicalMediaType(contentType string) string {
 		params["charset"] = strings.ToLower(charset)
 	}
 	return mime.FormatMediaType(mediaType, params)
+}
+
+// parseMediaType is [mime.ParseMediaType], and is quick with what most requests
+// say: a type in lower case without parameters.
+func parseMediaType(contentType string) (mediaType string, params map[string]string, err error) {
+	slashes := 0
+	for i := 0; i < len(contentType); i++ {
+		switch b := contentType[i]; {
+		case b >= 'a' && b <= 'z', b >= '0' && b <= '9', b == '+', b == '-', b == '.':
+		case b == '/' && i > 0 && i < len(contentType)-1 && slashes == 0:
+			slashes++
+		default:
+			return mime.ParseMediaType(contentType)
+		}
+	}
+	if slashes == 0 {
+		return mime.ParseMediaType(contentType)
+	}
+	return contentType, nil, nil
 }
 
 // canonicalParts sorts the parts by name, keeping the order of equal names, as

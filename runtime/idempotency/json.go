@@ -2,8 +2,10 @@ package idempotency
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,48 +13,84 @@ import (
 	"unicode/utf8"
 )
 
-// canonicalJSON returns an encoding that is equal for two JSON texts exactly
+// canonicalJSON hashes an encoding that is equal for two JSON texts exactly
 // when they say the same: members in any order, white space and escapes as they
 // like. Numbers are kept as they are written, so that two large integers that
 // a float64 could not tell apart stay different; 1 and 1.0 are different too.
 // Members sort by the bytes of their names, which no locale changes. Members
-// and elements that ignore points at are left out. It reports false when src is
-// not one JSON text, or is nested deeper than maxNesting.
-func canonicalJSON(src []byte, ignore *pointerTree) ([]byte, bool) {
-	if nesting(src) > maxNesting || !json.Valid(src) {
-		return nil, false
+// and elements that ignore points at are left out. It reports false, and hashes
+// nothing, when src is not one JSON text, is nested deeper than maxNesting, or
+// has four gibibytes.
+//
+// The encoding is never held: a first walk through src measures it, a second one
+// hashes it piece by piece.
+func (d *digester) canonicalJSON(src []byte, ignore *pointerTree) bool {
+	if len(src) > math.MaxUint32 || !json.Valid(src) {
+		return false
 	}
-	c := canonicalizer{src: src}
-	return c.value(make([]byte, 0, len(src)), ignore), true
+	c := canonicalizer{src: src, out: d, jsonSpace: d.json}
+	c.containers, c.members = c.containers[:0], c.members[:0]
+	fits := c.measure(ignore, 0)
+	if fits {
+		d.text("json")
+		d.number(c.size)
+		c.pos, c.container = 0, 0
+		c.emit(ignore)
+	}
+	d.json = c.jsonSpace
+	return fits
 }
 
-// maxNesting bounds how often a value is copied while the members around it are
-// sorted. What is nested deeper is compared byte for byte.
+// maxNesting bounds how deep the walks go. What is nested deeper is compared
+// byte for byte.
 const maxNesting = 100
-
-func nesting(src []byte) (deepest int) {
-	depth, quoted := 0, false
-	for i := 0; i < len(src); i++ {
-		switch b := src[i]; {
-		case quoted && b == '\\':
-			i++
-		case b == '"':
-			quoted = !quoted
-		case quoted:
-		case b == '{' || b == '[':
-			depth++
-			deepest = max(deepest, depth)
-		case b == '}' || b == ']':
-			depth--
-		}
-	}
-	return deepest
-}
 
 // A canonicalizer walks a JSON text that is known to be valid.
 type canonicalizer struct {
 	src []byte
 	pos int
+	// container is the number of the next object or array, in their order.
+	container int
+	size      int // of the encoding
+	out       *digester
+	jsonSpace
+}
+
+// A jsonSpace is what a canonicalizer needs beside the text.
+type jsonSpace struct {
+	// containers are all objects and arrays in the order in which they begin.
+	containers []container
+	// members are those of the objects that are being hashed, the innermost's
+	// last.
+	members []member
+	// names holds names of members without their escapes, text any other text.
+	names, text []byte
+}
+
+// shrink leaves no more behind than most texts need.
+func (s *jsonSpace) shrink() {
+	if cap(s.containers) > 1<<10 || cap(s.members) > 1<<10 || cap(s.names) > 1<<13 || cap(s.text) > 1<<13 {
+		*s = jsonSpace{}
+	}
+}
+
+// A container says where an object or array ends, and which is the first that
+// begins behind it.
+type container struct{ end, next uint32 }
+
+// A member says where a member's name begins and ends, with its quotes, in the
+// text or among the names, where its value begins, and which container is the
+// first that begins there.
+type member struct {
+	name, nameEnd, value, container uint32
+	unescaped                       bool
+}
+
+func (c *canonicalizer) name(m *member) []byte {
+	if m.unescaped {
+		return c.names[m.name:m.nameEnd]
+	}
+	return c.src[m.name:m.nameEnd]
 }
 
 func (c *canonicalizer) next() byte {
@@ -67,71 +105,204 @@ func (c *canonicalizer) next() byte {
 	return 0
 }
 
-func (c *canonicalizer) value(dst []byte, ignore *pointerTree) []byte {
-	switch c.next() {
-	case '{':
-		return c.object(dst, ignore)
-	case '[':
-		return c.array(dst, ignore)
-	case '"':
-		return c.text(dst)
+// nextItem goes to the next member or element, or behind the container that
+// closing ends.
+func (c *canonicalizer) nextItem(closing byte) bool {
+	b := c.next()
+	if b == ',' {
+		c.pos++
+		b = c.next()
 	}
+	if b == closing {
+		c.pos++
+		return false
+	}
+	return true
+}
+
+// measure adds up the size of the value's encoding and notes its containers. It
+// reports false when the value is nested too deep.
+func (c *canonicalizer) measure(ignore *pointerTree, depth int) bool {
+	b := c.next()
+	switch b {
+	case '"':
+		text := c.unquoted()
+		c.size += len(text)
+		return true
+	case '{', '[':
+	default:
+		c.size += len(c.scalar())
+		return true
+	}
+	if depth == maxNesting {
+		return false
+	}
+	number := len(c.containers)
+	c.containers = append(c.containers, container{})
+	c.pos++
+	c.size += len("{}")
+	for i := 0; c.nextItem(b + 2); i++ { // braces and brackets are two apart
+		before := c.size
+		var child *pointerTree
+		if b == '{' {
+			name := c.unquoted()
+			c.colon()
+			c.size += len(name) + len(":")
+			child = ignore.member(name)
+		} else {
+			child = ignore.element(i)
+		}
+		if !c.measure(child, depth+1) {
+			return false
+		}
+		c.size += len(",")
+		if child.ends() {
+			c.size = before
+		}
+	}
+	c.containers[number] = container{uint32(c.pos), uint32(len(c.containers))}
+	return true
+}
+
+// emit hashes the value.
+func (c *canonicalizer) emit(ignore *pointerTree) {
+	switch c.next() {
+	case '"':
+		c.out.add(c.unquoted())
+	case '{':
+		c.emitObject(ignore)
+	case '[':
+		c.container++
+		c.pos++
+		c.out.addByte('[')
+		for i := 0; c.nextItem(']'); i++ {
+			child := ignore.element(i)
+			if child.ends() {
+				c.skip()
+				continue
+			}
+			c.emit(child)
+			c.out.addByte(',')
+		}
+		c.out.addByte(']')
+	default:
+		c.out.add(c.scalar())
+	}
+}
+
+func (c *canonicalizer) emitObject(ignore *pointerTree) {
+	this := c.containers[c.container]
+	c.container++
+	c.pos++
+	first, firstName := len(c.members), len(c.names)
+	ordered := true
+	for c.nextItem('}') {
+		m := member{name: uint32(c.pos)}
+		if end, escaped := c.quoted(); escaped {
+			m.name, m.unescaped = uint32(len(c.names)), true
+			c.names = c.unescape(c.names)
+			m.nameEnd = uint32(len(c.names))
+		} else {
+			c.pos = end
+			m.nameEnd = uint32(end)
+		}
+		c.colon()
+		c.next()
+		m.value, m.container = uint32(c.pos), uint32(c.container)
+		c.skip()
+		ordered = ordered && (len(c.members) == first || bytes.Compare(c.name(&c.members[len(c.members)-1]), c.name(&m)) <= 0)
+		c.members = append(c.members, m)
+	}
+	if !ordered {
+		slices.SortFunc(c.members[first:], func(a, b member) int {
+			return cmp.Or(bytes.Compare(c.name(&a), c.name(&b)), cmp.Compare(a.value, b.value))
+		})
+	}
+	c.out.addByte('{')
+	for i := first; i < len(c.members); i++ {
+		m := c.members[i]
+		name := c.name(&m)
+		child := ignore.member(name)
+		if child.ends() {
+			continue
+		}
+		c.out.add(name)
+		c.out.addByte(':')
+		c.pos, c.container = int(m.value), int(m.container)
+		c.emit(child)
+		c.out.addByte(',')
+	}
+	c.out.addByte('}')
+	c.members, c.names = c.members[:first], c.names[:firstName]
+	c.pos, c.container = int(this.end), int(this.next)
+}
+
+// skip goes behind the value at c.pos, whose containers are known.
+func (c *canonicalizer) skip() {
+	switch c.next() {
+	case '"':
+		end, _ := c.quoted()
+		c.pos = end
+	case '{', '[':
+		at := c.containers[c.container]
+		c.pos, c.container = int(at.end), int(at.next)
+	default:
+		c.scalar()
+	}
+}
+
+func (c *canonicalizer) colon() {
+	c.next()
+	c.pos++
+}
+
+// scalar returns the number or word at c.pos and goes behind it.
+func (c *canonicalizer) scalar() []byte {
 	start := c.pos
-	for c.pos < len(c.src) && !bytes.ContainsRune([]byte(",]} \t\r\n"), rune(c.src[c.pos])) {
+	for c.pos < len(c.src) {
+		switch c.src[c.pos] {
+		case ',', ']', '}', ' ', '\t', '\r', '\n':
+			return c.src[start:c.pos]
+		}
 		c.pos++
 	}
-	return append(dst, c.src[start:c.pos]...)
+	return c.src[start:]
 }
 
-func (c *canonicalizer) object(dst []byte, ignore *pointerTree) []byte {
-	type member struct{ name, value []byte }
-	var members []member
-	c.pos++
-	for c.next() != '}' {
-		if c.src[c.pos] == ',' {
-			c.pos++
-			c.next()
+// quoted returns where the string at c.pos ends, and whether it has escapes.
+func (c *canonicalizer) quoted() (end int, escaped bool) {
+	at := c.pos + 1
+	quote := at
+	for {
+		if quote <= at {
+			quote = at + bytes.IndexByte(c.src[at:], '"')
 		}
-		name := c.text(nil)
-		c.next()
-		c.pos++ // the colon
-		child := ignore.child(string(name[1 : len(name)-1]))
-		value := c.value(nil, child)
-		if !child.ends() {
-			members = append(members, member{name, value})
+		escape := bytes.IndexByte(c.src[at:quote], '\\')
+		if escape < 0 {
+			return quote + 1, escaped
 		}
+		escaped = true
+		at += escape + 2
 	}
-	c.pos++
-	slices.SortStableFunc(members, func(a, b member) int { return bytes.Compare(a.name, b.name) })
-	dst = append(dst, '{')
-	for _, m := range members {
-		dst = append(append(append(append(dst, m.name...), ':'), m.value...), ',')
-	}
-	return append(dst, '}')
 }
 
-func (c *canonicalizer) array(dst []byte, ignore *pointerTree) []byte {
-	dst = append(dst, '[')
-	c.pos++
-	for i := 0; c.next() != ']'; i++ {
-		if c.src[c.pos] == ',' {
-			c.pos++
-		}
-		child := ignore.child(strconv.Itoa(i))
-		before := len(dst)
-		dst = append(c.value(dst, child), ',')
-		if child.ends() {
-			dst = dst[:before]
-		}
+// unquoted returns the string at c.pos, with its quotes and without its escapes,
+// and goes behind it. What it returns is valid until it is called again.
+func (c *canonicalizer) unquoted() []byte {
+	start := c.pos
+	end, escaped := c.quoted()
+	if escaped {
+		c.text = c.unescape(c.text[:0])
+		return c.text
 	}
-	c.pos++
-	return append(dst, ']')
+	c.pos = end
+	return c.src[start:end]
 }
 
-// text copies a string without its escapes. What JSON cannot say without an
+// unescape appends the string at c.pos without its escapes. What JSON cannot say without an
 // escape keeps one, so that different strings stay different: quotes,
 // backslashes, and surrogates that stand alone.
-func (c *canonicalizer) text(dst []byte) []byte {
+func (c *canonicalizer) unescape(dst []byte) []byte {
 	dst = append(dst, '"')
 	for c.pos++; c.src[c.pos] != '"'; c.pos++ {
 		if c.src[c.pos] != '\\' {
@@ -221,11 +392,21 @@ func newPointerTree(pointers []string) (*pointerTree, error) {
 	return root, nil
 }
 
-func (t *pointerTree) child(token string) *pointerTree {
+// member returns what is ignored below the member whose name, in quotes, is
+// given.
+func (t *pointerTree) member(name []byte) *pointerTree {
 	if t == nil {
 		return nil
 	}
-	return t.children[token]
+	return t.children[string(name[1:len(name)-1])]
+}
+
+// element returns what is ignored below an element.
+func (t *pointerTree) element(i int) *pointerTree {
+	if t == nil {
+		return nil
+	}
+	return t.children[strconv.Itoa(i)]
 }
 
 func (t *pointerTree) ends() bool { return t != nil && t.leaf }

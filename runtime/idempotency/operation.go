@@ -25,6 +25,7 @@ type operation struct {
 	hashPrefix []byte
 	principal  principalFunc
 	transactor Transactor // nil unless the guarantee is Transaction
+	leases     leaseQueue
 }
 
 func newOperation(p *Policy, store Store, namespace string, who principalFunc) (*operation, error) {

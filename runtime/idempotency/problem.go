@@ -61,6 +61,9 @@ func (g *Guard) refuse(ctx context.Context, req *Request, r *refusal) *Response 
 	}
 	var resp Response
 	if g.problem != nil {
+		if req.http != nil {
+			req.Body = req.http.buffer
+		}
 		resp = g.problem(ctx, req, p)
 		resp.Header = resp.Header.Clone() // it may be shared
 		if resp.Status == 0 {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -18,25 +19,51 @@ func (g *Guard) Handle(p *Policy, w http.ResponseWriter, r *http.Request, next h
 		next(w, r)
 		return
 	}
-	outer := executionFrom(r.Context())
-	resp, _ := g.Do(r.Context(), p, NewRequest(r, r), func(ctx context.Context) (*Response, error) {
-		switch executionFrom(ctx) {
-		case nil:
-			g.innermost(next).ServeHTTP(w, r)
-			return nil, nil
-		case outer: // the guard around this one has run the middlewares
-			next(w, r)
-			return nil, nil
-		}
-		rec := NewRecorder(ctx, w)
-		g.innermost(next).ServeHTTP(rec, r.WithContext(ctx))
-		return rec.Response(), nil
-	})
-	if resp != nil {
-		// The client may be gone; the record is durable, and the next request
-		// gets it.
-		_ = resp.WriteTo(w)
+	h := &handling{w: w, r: r, next: next}
+	h.request.init(r, r)
+	h.response = Response{Header: w.Header(), there: true, encoded: announced(w.Header())}
+	h.into = &h.response
+	resp, _ := g.do(r.Context(), p, &h.request.Request, h, &h.execution)
+	if resp == nil {
+		return
 	}
+	if resp != &h.response { // the answer is not the handler's
+		h.recorder.restore()
+	}
+	// The client may be gone; the record is durable, and the next request gets
+	// it.
+	_ = resp.WriteTo(w)
+}
+
+// A handling is one request's way through Handle, in one piece of memory.
+type handling struct {
+	execution
+	w        http.ResponseWriter
+	r        *http.Request
+	next     http.HandlerFunc
+	request  httpRequest
+	rec      Recorder
+	response Response
+}
+
+// run implements runner.
+func (h *handling) run(ctx context.Context) (*Response, error) {
+	switch executionFrom(ctx) {
+	case &h.execution:
+	case nil:
+		h.guard.innermost(h.next).ServeHTTP(h.w, h.r)
+		return nil, nil
+	default: // the guard around this one has run the middlewares
+		h.next(h.w, h.r)
+		return nil, nil
+	}
+	h.into = nil // what the handler writes is there from now on
+	h.rec.init(ctx, h.w, &h.execution)
+	h.guard.innermost(h.next).ServeHTTP(&h.rec, h.r.WithContext(ctx))
+	if h.rec.leaves(&h.response) {
+		return &h.response, nil
+	}
+	return h.rec.Response(), nil
 }
 
 func (g *Guard) innermost(h http.Handler) http.Handler {
@@ -53,80 +80,72 @@ func (g *Guard) innermost(h http.Handler) http.Handler {
 // [Transaction] a Flush does nothing, and neither a Hijack nor an answer past the
 // limit is possible.
 //
+// Its header is that of the writer below, which gets back what it had when the
+// handler panics, or another answer is sent.
+//
 // It is for the handler's goroutine, like any http.ResponseWriter.
 type Recorder struct {
 	ctx     context.Context
 	w       http.ResponseWriter
 	e       *execution  // nil: the run is not guarded
-	before  http.Header // what header was at first, with the same slices
-	header  http.Header
-	sent    http.Header // what header was when the status was written
+	before  http.Header // what the handler found, with the same slices; nil: nothing
+	sent    []field     // what was there when it wrote the status
 	status  int
 	body    []byte
 	passing bool
+
+	few [8]field // sent, unless it is longer
+}
+
+type field struct {
+	name   string
+	values []string
 }
 
 // NewRecorder returns a Recorder over w for the guarded run that ctx belongs
 // to. If there is none, it passes everything on.
 func NewRecorder(ctx context.Context, w http.ResponseWriter) *Recorder {
-	rec := &Recorder{ctx: ctx, w: w, e: executionFrom(ctx)}
-	if rec.e == nil {
-		rec.passing = true
-		return rec
-	}
-	if rec.header = w.Header().Clone(); rec.header == nil {
-		rec.header = http.Header{}
-	}
-	rec.before = maps.Clone(rec.header)
+	rec := new(Recorder)
+	rec.init(ctx, w, executionFrom(ctx))
 	return rec
+}
+
+func (rec *Recorder) init(ctx context.Context, w http.ResponseWriter, e *execution) {
+	rec.ctx, rec.w, rec.e = ctx, w, e
+	if rec.passing = e == nil; rec.passing {
+		return
+	}
+	e.recorder = rec
+	if h := w.Header(); len(h) > 0 {
+		rec.before = maps.Clone(h)
+	}
 }
 
 // Unwrap is for [http.ResponseController], which reaches deadlines through it.
 func (rec *Recorder) Unwrap() http.ResponseWriter { return rec.w }
 
-func (rec *Recorder) Header() http.Header {
-	if rec.passing {
-		return rec.w.Header()
-	}
-	return rec.header
-}
+func (rec *Recorder) Header() http.Header { return rec.w.Header() }
 
 func (rec *Recorder) WriteHeader(status int) {
 	switch {
-	case rec.passing && informational(status):
+	case informational(status) && (rec.passing || rec.status == 0):
+		// It does not end the exchange. Writers of routers take it for the final
+		// one, so it passes them by.
 		innermost(rec.w).WriteHeader(status)
 	case rec.passing:
 		rec.w.WriteHeader(status)
 	case status < 100 || status > 999:
 		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // as net/http does
-	case rec.status != 0:
-	case informational(status):
-		rec.inform(status)
-	default:
-		rec.status = status
-		rec.sent = maps.Clone(rec.header)
+	case rec.status == 0:
+		rec.status, rec.sent = status, rec.few[:0]
+		for name, values := range rec.w.Header() {
+			rec.sent = append(rec.sent, field{name, values})
+		}
 	}
 }
 
 func informational(status int) bool {
 	return status >= 100 && status < 200 && status != http.StatusSwitchingProtocols
-}
-
-// inform sends an informational response, which does not end the exchange,
-// with the handler's header fields and leaves the writer's own as they were. It
-// passes by the writers of routers, which take it for the final one.
-func (rec *Recorder) inform(status int) {
-	w := innermost(rec.w)
-	h := w.Header()
-	clear(h)
-	for name, values := range rec.header {
-		h[name] = values
-	}
-	w.WriteHeader(status)
-	clear(h)
-	for name, values := range rec.before {
-		h[name] = values
-	}
 }
 
 func (rec *Recorder) Write(b []byte) (int, error) {
@@ -145,8 +164,25 @@ func (rec *Recorder) Write(b []byte) (int, error) {
 		}
 		return rec.w.Write(b)
 	}
+	rec.grow(len(b))
 	rec.body = append(rec.body, b...)
 	return len(b), nil
+}
+
+// grow makes room for n bytes of the body, and for all of it if the handler said
+// how long it is: a large body is copied as rarely as can be.
+func (rec *Recorder) grow(n int) {
+	size := len(rec.body) + n
+	if size <= cap(rec.body) {
+		return
+	}
+	size = max(size, 2*cap(rec.body))
+	if said := rec.w.Header()["Content-Length"]; rec.body == nil && len(said) == 1 {
+		if length, err := strconv.ParseInt(said[0], 10, 64); err == nil && length <= rec.e.op.MaxRecordedBody {
+			size = max(size, int(length))
+		}
+	}
+	rec.body = append(make([]byte, 0, size), rec.body...)
 }
 
 // pass lets go of what was kept, once "not replayable" is durable.
@@ -156,7 +192,8 @@ func (rec *Recorder) pass() error {
 	}
 	resp := rec.Response()
 	rec.passing = true
-	applyHeader(rec.w.Header(), resp.Header)
+	header := rec.w.Header()
+	applyHeader(header, resp.Header)
 	rec.w.WriteHeader(resp.Status)
 	if len(resp.Body) == 0 {
 		return nil
@@ -249,34 +286,64 @@ func below(w http.ResponseWriter) http.ResponseWriter {
 	return nil
 }
 
-// Response returns the answer that was kept, or nil if it has passed.
+// Response returns the answer that was kept, or nil if it has passed. The writer
+// below gets back the header that the handler found.
 func (rec *Recorder) Response() *Response {
 	if rec.passing {
-		// What the handler set behind its body, in the header it got before.
-		rec.copyTrailers(rec.w.Header())
 		return nil
 	}
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
-	resp := &Response{Status: rec.status, Header: changes(rec.before, rec.sent, sameSlice), Body: rec.body}
-	rec.copyTrailers(resp.Header)
+	sent := make(http.Header, len(rec.sent))
+	for _, f := range rec.sent {
+		sent[f.name] = f.values
+	}
+	resp := &Response{Status: rec.status, Header: changes(rec.before, sent, sameSlice), Body: rec.body}
+	// Fields that were set after the status was written count if they are
+	// trailers, declared or marked as such (see [http.ResponseWriter]).
+	h := rec.w.Header()
+	for name, values := range h {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			resp.Header[name] = values
+		}
+	}
+	for name := range declaredTrailers(sent) {
+		if values, ok := h[name]; ok {
+			resp.Header[name] = values
+		}
+	}
+	rec.restore()
 	return resp
 }
 
-// copyTrailers copies the fields that were set after the status was written and
-// may be: trailers, declared or marked as such (see [http.ResponseWriter]).
-func (rec *Recorder) copyTrailers(dst http.Header) {
-	for name, values := range rec.header {
-		if strings.HasPrefix(name, http.TrailerPrefix) {
-			dst[name] = values
+// leaves sets resp to the answer that was kept if the writer's header is what the
+// handler alone has set, and has been since the status was written.
+func (rec *Recorder) leaves(resp *Response) bool {
+	if rec.passing || rec.before != nil {
+		return false
+	}
+	if rec.status == 0 {
+		rec.WriteHeader(http.StatusOK)
+	}
+	for _, f := range rec.sent {
+		if values, there := resp.Header[f.name]; !there || !sameSlice(values, f.values) {
+			return false
 		}
 	}
-	for name := range declaredTrailers(rec.sent) {
-		if values, ok := rec.header[name]; ok {
-			dst[name] = values
-		}
+	resp.Status, resp.Body = rec.status, rec.body
+	return len(rec.sent) == len(resp.Header)
+}
+
+// restore gives the writer below the header that the handler found, unless the
+// answer has passed. There may be no recorder.
+func (rec *Recorder) restore() {
+	if rec == nil || rec.passing {
+		return
 	}
+	h := rec.w.Header()
+	clear(h)
+	maps.Copy(h, rec.before)
 }
 
 // ResponseOr is [Recorder.Response] for routers where a handler may attach an

@@ -27,27 +27,40 @@ type Request struct {
 	// stands for an empty body.
 	Body func(limit int64) ([]byte, error)
 
-	limitBody func(limit int64)
-	// length is the body's length as far as it is known before it is read.
-	length func() int64
+	http     *httpRequest // nil for routers that are not net/http underneath
+	bodySize func() int64 // for those
 }
 
 // ErrBodyTooLarge is returned by Request.Body.
 var ErrBodyTooLarge = errors.New("idempotency: request body too large")
 
-// NewRequest returns the Request for r. Its Body replaces r.Body by a buffered
-// copy of what it read. Native is r itself for net/http routers, else the
-// router's own context.
+// NewRequest returns the Request for r. Its Body replaces r.Body by what it read,
+// which is kept once. Native is r itself for net/http routers, else the router's
+// own context.
 func NewRequest(r *http.Request, native any) *Request {
-	return &Request{
-		Method:    r.Method,
-		Path:      r.URL.EscapedPath(),
-		RawQuery:  r.URL.RawQuery,
-		Header:    r.Header,
-		Native:    native,
-		Body:      func(limit int64) ([]byte, error) { return bufferBody(r, limit) },
-		limitBody: func(limit int64) { limitBody(r, limit) },
-		length:    func() int64 { return r.ContentLength },
+	req := new(httpRequest)
+	req.init(r, native)
+	req.Body = req.buffer
+	return &req.Request
+}
+
+// An httpRequest is a Request with what it needs to buffer r's body.
+type httpRequest struct {
+	Request
+	r        *http.Request
+	buffered bufferedBody
+	small    [512]byte // holds a body that is not longer
+}
+
+func (req *httpRequest) init(r *http.Request, native any) {
+	req.r = r
+	req.Request = Request{
+		Method:   r.Method,
+		Path:     r.URL.EscapedPath(),
+		RawQuery: r.URL.RawQuery,
+		Header:   r.Header,
+		Native:   native,
+		http:     req,
 	}
 }
 
@@ -57,11 +70,11 @@ func NewRequest(r *http.Request, native any) *Request {
 // returns the whole body, and native is the router's own context.
 func CopyRequest(method, target string, header map[string][]string, body func() []byte, native any) *Request {
 	req := &Request{
-		Method: strings.Clone(method),
-		Header: copyHeader(header),
-		Native: native,
-		Body:   func(int64) ([]byte, error) { return body(), nil },
-		length: func() int64 { return int64(len(body())) },
+		Method:   strings.Clone(method),
+		Header:   copyHeader(header),
+		Native:   native,
+		Body:     func(int64) ([]byte, error) { return body(), nil },
+		bodySize: func() int64 { return int64(len(body())) },
 	}
 	target = strings.Clone(target)
 	req.Path, req.RawQuery, _ = strings.Cut(target, "?")
@@ -82,40 +95,97 @@ func copyHeader(h map[string][]string) http.Header {
 	return header
 }
 
-func (req *Request) readBody(limit int64) ([]byte, error) {
-	if req.Body == nil {
-		return nil, nil
+// length is the body's length as far as it is known before it is read, else
+// less than 1.
+func (req *Request) length() int64 {
+	switch {
+	case req.http != nil:
+		return req.http.r.ContentLength
+	case req.bodySize != nil:
+		return req.bodySize()
 	}
-	body, err := req.Body(limit)
+	return 0
+}
+
+func (req *Request) readBody(limit int64) ([]byte, error) {
+	var body []byte
+	var err error
+	switch {
+	case req.Body != nil:
+		body, err = req.Body(limit)
+	case req.http != nil:
+		body, err = req.http.buffer(limit)
+	}
 	if err == nil && int64(len(body)) > limit {
 		err = ErrBodyTooLarge
 	}
 	return body, err
 }
 
-func bufferBody(r *http.Request, limit int64) ([]byte, error) {
+// limitBody bounds a body that is not compared, and so not read before the
+// handler reads it.
+func (req *Request) limitBody(limit int64) {
+	if req.http == nil {
+		return
+	}
+	if r := req.http.r; r.Body != nil && r.Body != http.NoBody {
+		r.Body = withValue(r.Body, body{http.MaxBytesReader(nil, r.Body, limit), r.Body})
+	}
+}
+
+func (req *httpRequest) buffer(limit int64) ([]byte, error) {
+	r := req.r
 	if r.Body == nil || r.Body == http.NoBody {
 		return parsedForm(r)
 	}
 	if r.ContentLength > limit {
 		return nil, ErrBodyTooLarge
 	}
-	var buf bytes.Buffer
-	if n := r.ContentLength; n > 0 {
-		buf.Grow(int(min(n, 64<<10)) + bytes.MinRead)
-	}
-	if _, err := buf.ReadFrom(io.LimitReader(r.Body, max(limit, limit+1))); err != nil {
+	body, err := readAll(r.Body, req.small[:0], r.ContentLength, limit)
+	if err != nil {
 		return nil, err
 	}
-	if int64(buf.Len()) > limit {
-		return nil, ErrBodyTooLarge
-	}
-	body := buf.Bytes()
-	replaceBody(r, bytes.NewReader(body))
+	req.buffered.Reset(body)
+	req.buffered.Closer = r.Body
+	r.Body = withValue(r.Body, &req.buffered)
 	if len(body) == 0 {
 		return parsedForm(r)
 	}
 	return body, nil
+}
+
+// readAll reads all of src behind buf, which is empty, or fails with
+// ErrBodyTooLarge. What src says of its length, if it is positive, is believed
+// step by step: memory is never more than sixteen times what has come, and a
+// body of that length is copied once in sixteen.
+func readAll(src io.Reader, buf []byte, length, limit int64) ([]byte, error) {
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(make([]byte, 0, grown(int64(len(buf)), length)), buf...)
+		}
+		n, err := src.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		switch {
+		case int64(len(buf)) > limit:
+			return nil, ErrBodyTooLarge
+		case err == io.EOF:
+			return buf, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
+// grown returns the next size of a buffer that is full with have bytes.
+func grown(have, length int64) int64 {
+	if length < have {
+		return 2 * have
+	}
+	size := length + 1 // to see the end
+	for size/16 > have {
+		size /= 16
+	}
+	return size
 }
 
 // parsedForm stands for a body that a middleware has already consumed by
@@ -174,23 +244,21 @@ func digestFile(file *multipart.FileHeader) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// limitBody bounds a body that is not compared, and so not read before the
-// handler reads it.
-func limitBody(r *http.Request, limit int64) {
-	if r.Body != nil && r.Body != http.NoBody {
-		replaceBody(r, http.MaxBytesReader(nil, r.Body, limit))
+// withValue returns replacement, which is to be read in place of original.
+// Request validators leave the value that they validated on the body for
+// handlers to bind: that is passed on.
+func withValue(original, replacement io.ReadCloser) io.ReadCloser {
+	if v, ok := original.(validated); ok {
+		return validatedBody{replacement, v}
 	}
+	return replacement
 }
 
-// replaceBody has r read from source. Request validators leave the value that
-// they validated on the body for handlers to bind: that is passed on.
-func replaceBody(r *http.Request, source io.Reader) {
-	b := body{source, r.Body}
-	if v, ok := r.Body.(interface{ ValidatedValue() any }); ok {
-		r.Body = validatedBody{b, v}
-		return
-	}
-	r.Body = b
+type validated interface{ ValidatedValue() any }
+
+type validatedBody struct {
+	io.ReadCloser
+	validated
 }
 
 type body struct {
@@ -198,9 +266,8 @@ type body struct {
 	io.Closer
 }
 
-type validatedBody struct {
-	body
-	validated interface{ ValidatedValue() any }
+// A bufferedBody is read from memory and closes what it was read from.
+type bufferedBody struct {
+	bytes.Reader
+	io.Closer
 }
-
-func (b validatedBody) ValidatedValue() any { return b.validated.ValidatedValue() }

@@ -19,27 +19,39 @@ type Response struct {
 	// values is one that it removed from what outer middlewares had set.
 	Header http.Header
 	Body   []byte
+
+	// there says that Header is the header of the writer that the response will
+	// be sent on; encoded, that a middleware had announced an encoding in it.
+	there, encoded bool
+	length         [1]string
 }
 
 // WriteTo sends the response on w: its header fields replace those that are
 // there, and Content-Length is computed anew, unless a middleware has announced
 // a Content-Encoding, under which only it knows the length.
 func (resp *Response) WriteTo(w http.ResponseWriter) error {
-	encoded := w.Header().Get("Content-Encoding") != ""
-	applyHeader(w.Header(), resp.Header)
-	w.Header().Del("Content-Length")
+	header, encoded, length := w.Header(), resp.encoded, resp.length[:]
+	if !resp.there {
+		encoded, length = announced(header), make([]string, 1)
+		applyHeader(header, resp.Header)
+	}
+	delete(header, "Content-Length")
 	if !bodyAllowed(resp.Status) {
 		w.WriteHeader(resp.Status)
 		return nil
 	}
-	if !encoded && w.Header().Get("Trailer") == "" && w.Header().Get("Transfer-Encoding") == "" {
-		w.Header().Set("Content-Length", strconv.Itoa(len(resp.Body)))
+	if !encoded && header.Get("Trailer") == "" && header.Get("Transfer-Encoding") == "" {
+		length[0] = strconv.Itoa(len(resp.Body))
+		header["Content-Length"] = length
 	}
-	trailers := http.Header{}
-	for name := range declaredTrailers(w.Header()) {
-		if values, ok := w.Header()[name]; ok {
-			trailers[name] = values
-			delete(w.Header(), name)
+	var trailers http.Header
+	if len(header["Trailer"]) > 0 {
+		trailers = http.Header{}
+		for name := range declaredTrailers(header) {
+			if values, ok := header[name]; ok {
+				trailers[name] = values
+				delete(header, name)
+			}
 		}
 	}
 	w.WriteHeader(resp.Status)
@@ -47,9 +59,12 @@ func (resp *Response) WriteTo(w http.ResponseWriter) error {
 	if len(resp.Body) > 0 {
 		_, err = w.Write(resp.Body)
 	}
-	applyHeader(w.Header(), trailers)
+	applyHeader(header, trailers)
 	return err
 }
+
+// announced reports whether an encoding is announced.
+func announced(h http.Header) bool { return h.Get("Content-Encoding") != "" }
 
 // declaredTrailers yields the names of the fields that the field Trailer lists.
 func declaredTrailers(h http.Header) iter.Seq[string] {
@@ -137,11 +152,15 @@ func sameSlice(a, b []string) bool {
 
 func applyHeader(dst, src http.Header) {
 	for name, values := range src {
-		if _, there := dst[name]; len(values) == 0 && there {
-			delete(dst, name)
-		} else {
-			dst[name] = values
-		}
+		applyField(dst, name, values)
+	}
+}
+
+func applyField(dst http.Header, name string, values []string) {
+	if _, there := dst[name]; len(values) == 0 && there {
+		delete(dst, name)
+	} else {
+		dst[name] = values
 	}
 }
 
@@ -177,12 +196,22 @@ const (
 
 // encodeHeader encodes the recordable fields byte for byte.
 func encodeHeader(h http.Header, marker string) []byte {
-	b := []byte{headerEncoding}
+	return appendHeader(nil, h, marker)
+}
+
+func appendHeader(b []byte, h http.Header, marker string) []byte {
+	var scratch [16]string
+	names := scratch[:0]
 	marker = http.CanonicalHeaderKey(marker)
-	for name, values := range sorted(h) {
-		if canonical := http.CanonicalHeaderKey(name); marker != "" && canonical == marker || !recordable(canonical) {
-			continue
+	for name := range h {
+		if canonical := http.CanonicalHeaderKey(name); (marker == "" || canonical != marker) && recordable(canonical) {
+			names = append(names, name)
 		}
+	}
+	slices.Sort(names)
+	b = append(b, headerEncoding)
+	for _, name := range names {
+		values := h[name]
 		b = binary.AppendUvarint(appendField(b, name), uint64(len(values)))
 		for _, v := range values {
 			b = appendField(b, v)
@@ -193,28 +222,73 @@ func encodeHeader(h http.Header, marker string) []byte {
 
 var errEncoding = errors.New("idempotency: recorded header has an unknown encoding")
 
+// A headerReader reads what appendHeader appended.
+type headerReader struct {
+	b      []byte
+	at     int
+	broken bool
+}
+
+func readHeader(b []byte) headerReader {
+	return headerReader{b: b, at: 1, broken: len(b) == 0 || b[0] != headerEncoding}
+}
+
+func (r *headerReader) more() bool { return !r.broken && r.at < len(r.b) }
+
+// number returns a number that is not greater than what is left.
+func (r *headerReader) number() int {
+	n, size := binary.Uvarint(r.b[r.at:])
+	if size <= 0 || n > uint64(len(r.b)-r.at-size) {
+		r.broken = true
+		return 0
+	}
+	r.at += size
+	return int(n)
+}
+
+// text returns where a text begins and ends.
+func (r *headerReader) text() (from, to int) {
+	size := r.number()
+	r.at += size
+	return r.at - size, r.at
+}
+
 func decodeHeader(b []byte) (http.Header, error) {
-	if len(b) == 0 || b[0] != headerEncoding {
-		return nil, errEncoding
-	}
-	b = b[1:]
 	h := http.Header{}
-	for len(b) > 0 {
-		name, rest, ok := cutField(b)
-		count, n := binary.Uvarint(rest)
-		if !ok || n <= 0 || count > uint64(len(rest)) {
-			return nil, errEncoding
+	return h, decodeHeaderInto(h, b, "")
+}
+
+// decodeHeaderInto puts the fields of b into h, and the marker if there is one.
+// If b is broken it changes nothing.
+func decodeHeaderInto(h http.Header, b []byte, marker string) error {
+	total := 1
+	r := readHeader(b)
+	for r.more() {
+		r.text()
+		count := r.number()
+		total += count
+		for ; count > 0 && !r.broken; count-- {
+			r.text()
 		}
-		b = rest[n:]
-		values := make([]string, count)
-		for i := range values {
-			if values[i], b, ok = cutField(b); !ok {
-				return nil, errEncoding
-			}
-		}
-		h[name] = values
 	}
-	return h, nil
+	if r.broken {
+		return errEncoding
+	}
+	text, all := string(b), make([]string, 0, total)
+	for r := readHeader(b); r.more(); {
+		from, to := r.text()
+		values := all[len(all):]
+		for range r.number() {
+			from, to := r.text()
+			values = append(values, text[from:to])
+		}
+		all = all[:len(all)+len(values)]
+		applyField(h, text[from:to], slices.Clip(values))
+	}
+	if marker != "" {
+		h[http.CanonicalHeaderKey(marker)] = append(all[len(all):], "true")
+	}
+	return nil
 }
 
 func cutField(b []byte) (field string, rest []byte, ok bool) {
@@ -236,16 +310,16 @@ func (e *execution) replay(row *Row) (*Response, error) {
 		}
 		o = &opened
 	}
-	h, err := decodeHeader(o.Header)
-	if err != nil {
+	resp := e.into
+	if resp == nil {
+		resp = &Response{Header: http.Header{}}
+	}
+	if err := decodeHeaderInto(resp.Header, o.Header, p.Replay.Marker); err != nil {
 		return nil, err
 	}
-	if p.Replay.Marker != "" {
-		h.Set(p.Replay.Marker, "true")
+	resp.Status, resp.Body = o.Status, o.Body
+	if p.Replay.Status != 0 && o.Status >= 200 && o.Status < 300 && len(o.Body) > 0 {
+		resp.Status = p.Replay.Status
 	}
-	status := o.Status
-	if p.Replay.Status != 0 && status >= 200 && status < 300 && len(o.Body) > 0 {
-		status = p.Replay.Status
-	}
-	return &Response{Status: status, Header: h, Body: o.Body}, nil
+	return resp, nil
 }

@@ -21,9 +21,9 @@ var (
 
 // runInTx claims the key, runs the handler and records its answer in one
 // transaction. A run that leaves no record leaves nothing.
-func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.Context) (*Response, error)) (*Response, error) {
-	runCtx, end := e.begin(ctx)
-	defer end()
+func (e *execution) runInTx(ctx context.Context, req *Request, next runner) (*Response, error) {
+	runCtx := e.begin(ctx)
+	defer e.end()
 	var (
 		ran        bool
 		resp       *Response
@@ -44,10 +44,10 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 		returned := false
 		defer func() {
 			if !returned {
-				e.emit(ctx, Event{Kind: EventPanicked, Attempt: e.claim.Attempt})
+				e.panicked(ctx)
 			}
 		}()
-		resp, handlerErr = run(ctx)
+		resp, handlerErr = next.run(ctx)
 		e.handlerReturned()
 		returned = true
 		if resp == nil || e.passErr != nil {
@@ -110,7 +110,5 @@ func (e *execution) runInTx(ctx context.Context, req *Request, run func(context.
 }
 
 func (e *execution) countStoreTime(sign time.Duration, since time.Time) {
-	e.mu.Lock()
-	e.storeTime += sign * time.Since(since)
-	e.mu.Unlock()
+	e.storeTime.Add(int64(sign * time.Since(since)))
 }

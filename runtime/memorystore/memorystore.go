@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,7 @@ type row struct {
 	leaseUntil  time.Time
 	expiresAt   time.Time // zero: never
 	outcome     idempotency.Outcome
+	short       [34]byte // the fingerprint, unless it is longer
 }
 
 // New returns an empty store.
@@ -126,8 +128,9 @@ func (s *Store) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.
 	}
 	// Copied before the lock is taken: a body may be large.
 	kept := o
-	kept.Header = bytes.Clone(o.Header)
-	kept.Body = bytes.Clone(o.Body)
+	both := append(append(make([]byte, 0, len(o.Header)+len(o.Body)), o.Header...), o.Body...)
+	kept.Header = slices.Clip(both[:len(o.Header)])
+	kept.Body = both[len(o.Header):]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -198,12 +201,12 @@ func (s *Store) held(c *idempotency.Claim) *row {
 
 func newRow(c *idempotency.Claim, attempt int, now time.Time) *row {
 	r := &row{
-		id:          c.ID,
-		owner:       c.Owner,
-		fingerprint: bytes.Clone(c.Fingerprint),
-		atMostOnce:  c.AtMostOnce,
-		attempt:     attempt,
+		id:         c.ID,
+		owner:      c.Owner,
+		atMostOnce: c.AtMostOnce,
+		attempt:    attempt,
 	}
+	r.fingerprint = append(r.short[:0], c.Fingerprint...)
 	r.extend(c, now)
 	return r
 }
