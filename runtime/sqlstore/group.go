@@ -77,7 +77,11 @@ func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
 	select {
 	case <-w.done:
 		if w.err != nil {
-			return g.alone(ctx, w.call)
+			result, err := g.alone(ctx, w.call)
+			if errors.Is(err, errUnsent) {
+				err = fmt.Errorf("%w (%v)", w.err, err) // the run was sent
+			}
+			return result, err
 		}
 		return w.result, nil
 	case <-ctx.Done():

@@ -52,7 +52,6 @@ func newSQLiteBench(b *testing.B, clients int) *sqliteBench {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { db.Close() })
-	db.SetMaxIdleConns(clients + 1)
 	s := &sqliteBench{b: b, clients: clients}
 	if s.grouped, err = sqlstore.NewSQLite(db); err != nil {
 		b.Fatal(err)
