@@ -71,19 +71,22 @@ var echoTargets = []guardtest.Target{
 
 type echoServer struct{ handle guardtest.Handler }
 
-func (s echoServer) ListThings(c echo.Context) error    { return s.serve(c, "listThings") }
-func (s echoServer) HeadThings(c echo.Context) error    { return s.serve(c, "headThings") }
-func (s echoServer) CreateThing(c echo.Context) error   { return s.serve(c, "createThing") }
-func (s echoServer) Pay(c echo.Context, _ string) error { return s.serve(c, "pay") }
-func (s echoServer) Upload(c echo.Context) error        { return s.serve(c, "upload") }
-func (s echoServer) CreateOrder(c echo.Context) error   { return s.serve(c, "createOrder") }
+func (s echoServer) ListThings(c echo.Context) error    { return s.serve(c, "listThings", nil) }
+func (s echoServer) HeadThings(c echo.Context) error    { return s.serve(c, "headThings", nil) }
+func (s echoServer) CreateThing(c echo.Context) error   { return s.serve(c, "createThing", nil) }
+func (s echoServer) Pay(c echo.Context, _ string) error { return s.serve(c, "pay", nil) }
+func (s echoServer) Upload(c echo.Context) error        { return s.serve(c, "upload", nil) }
+func (s echoServer) CreateOrder(c echo.Context, p echo4second.CreateOrderParams) error {
+	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s echoServer) serve(c echo.Context, operation string) error {
+func (s echoServer) serve(c echo.Context, operation string, key *string) error {
 	body, err := io.ReadAll(c.Request().Body)
 	if err != nil {
 		return err
 	}
-	reply := s.handle(c.Request().Context(), guardtest.Call{Operation: operation, Body: string(body)})
+	user, _ := c.Get("user").(string)
+	reply := s.handle(c.Request().Context(), guardtest.Call{Operation: operation, Body: string(body), User: user, Key: key})
 	if reply.Err != nil {
 		return reply.Err
 	}
@@ -142,19 +145,22 @@ func echoPrincipal(c echo.Context) (string, error) {
 
 type echo5Server struct{ handle guardtest.Handler }
 
-func (s echo5Server) ListThings(c *echov5.Context) error    { return s.serve(c, "listThings") }
-func (s echo5Server) HeadThings(c *echov5.Context) error    { return s.serve(c, "headThings") }
-func (s echo5Server) CreateThing(c *echov5.Context) error   { return s.serve(c, "createThing") }
-func (s echo5Server) Pay(c *echov5.Context, _ string) error { return s.serve(c, "pay") }
-func (s echo5Server) Upload(c *echov5.Context) error        { return s.serve(c, "upload") }
-func (s echo5Server) CreateOrder(c *echov5.Context) error   { return s.serve(c, "createOrder") }
+func (s echo5Server) ListThings(c *echov5.Context) error    { return s.serve(c, "listThings", nil) }
+func (s echo5Server) HeadThings(c *echov5.Context) error    { return s.serve(c, "headThings", nil) }
+func (s echo5Server) CreateThing(c *echov5.Context) error   { return s.serve(c, "createThing", nil) }
+func (s echo5Server) Pay(c *echov5.Context, _ string) error { return s.serve(c, "pay", nil) }
+func (s echo5Server) Upload(c *echov5.Context) error        { return s.serve(c, "upload", nil) }
+func (s echo5Server) CreateOrder(c *echov5.Context, p echo5second.CreateOrderParams) error {
+	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s echo5Server) serve(c *echov5.Context, operation string) error {
+func (s echo5Server) serve(c *echov5.Context, operation string, key *string) error {
 	body, err := io.ReadAll(c.Request().Body)
 	if err != nil {
 		return err
 	}
-	reply := s.handle(c.Request().Context(), guardtest.Call{Operation: operation, Body: string(body)})
+	user, _ := c.Get("user").(string)
+	reply := s.handle(c.Request().Context(), guardtest.Call{Operation: operation, Body: string(body), User: user, Key: key})
 	if reply.Err != nil {
 		return reply.Err
 	}

@@ -99,6 +99,9 @@ func writeFasthttp(c *fasthttp.RequestCtx, r guardtest.Reply) error {
 	}
 	if r.Stream == nil {
 		_, err := c.WriteString(r.Body)
+		if r.Panic != nil {
+			panic(r.Panic)
+		}
 		return err
 	}
 	c.SetBodyStreamWriter(func(w *bufio.Writer) { _ = stream(w, r, w.Flush) })
@@ -107,15 +110,18 @@ func writeFasthttp(c *fasthttp.RequestCtx, r guardtest.Reply) error {
 
 type fiber2Server struct{ handle guardtest.Handler }
 
-func (s fiber2Server) ListThings(c *fiberv2.Ctx) error    { return s.serve(c, "listThings") }
-func (s fiber2Server) HeadThings(c *fiberv2.Ctx) error    { return s.serve(c, "headThings") }
-func (s fiber2Server) CreateThing(c *fiberv2.Ctx) error   { return s.serve(c, "createThing") }
-func (s fiber2Server) Pay(c *fiberv2.Ctx, _ string) error { return s.serve(c, "pay") }
-func (s fiber2Server) Upload(c *fiberv2.Ctx) error        { return s.serve(c, "upload") }
-func (s fiber2Server) CreateOrder(c *fiberv2.Ctx) error   { return s.serve(c, "createOrder") }
+func (s fiber2Server) ListThings(c *fiberv2.Ctx) error    { return s.serve(c, "listThings", nil) }
+func (s fiber2Server) HeadThings(c *fiberv2.Ctx) error    { return s.serve(c, "headThings", nil) }
+func (s fiber2Server) CreateThing(c *fiberv2.Ctx) error   { return s.serve(c, "createThing", nil) }
+func (s fiber2Server) Pay(c *fiberv2.Ctx, _ string) error { return s.serve(c, "pay", nil) }
+func (s fiber2Server) Upload(c *fiberv2.Ctx) error        { return s.serve(c, "upload", nil) }
+func (s fiber2Server) CreateOrder(c *fiberv2.Ctx, p fiber2second.CreateOrderParams) error {
+	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s fiber2Server) serve(c *fiberv2.Ctx, operation string) error {
-	reply := s.handle(c.Context(), guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
+func (s fiber2Server) serve(c *fiberv2.Ctx, operation string, key *string) error {
+	user, _ := c.Locals("user").(string)
+	reply := s.handle(c.Context(), guardtest.Call{Operation: operation, Body: string(c.Request().Body()), User: user, Key: key})
 	if reply.Err != nil {
 		return reply.Err
 	}
@@ -182,15 +188,18 @@ func runFiber2(t *testing.T, app *fiberv2.App) guardtest.Running {
 
 type fiber3Server struct{ handle guardtest.Handler }
 
-func (s fiber3Server) ListThings(c fiberv3.Ctx) error    { return s.serve(c, "listThings") }
-func (s fiber3Server) HeadThings(c fiberv3.Ctx) error    { return s.serve(c, "headThings") }
-func (s fiber3Server) CreateThing(c fiberv3.Ctx) error   { return s.serve(c, "createThing") }
-func (s fiber3Server) Pay(c fiberv3.Ctx, _ string) error { return s.serve(c, "pay") }
-func (s fiber3Server) Upload(c fiberv3.Ctx) error        { return s.serve(c, "upload") }
-func (s fiber3Server) CreateOrder(c fiberv3.Ctx) error   { return s.serve(c, "createOrder") }
+func (s fiber3Server) ListThings(c fiberv3.Ctx) error    { return s.serve(c, "listThings", nil) }
+func (s fiber3Server) HeadThings(c fiberv3.Ctx) error    { return s.serve(c, "headThings", nil) }
+func (s fiber3Server) CreateThing(c fiberv3.Ctx) error   { return s.serve(c, "createThing", nil) }
+func (s fiber3Server) Pay(c fiberv3.Ctx, _ string) error { return s.serve(c, "pay", nil) }
+func (s fiber3Server) Upload(c fiberv3.Ctx) error        { return s.serve(c, "upload", nil) }
+func (s fiber3Server) CreateOrder(c fiberv3.Ctx, p fiber3second.CreateOrderParams) error {
+	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s fiber3Server) serve(c fiberv3.Ctx, operation string) error {
-	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(c.Request().Body())})
+func (s fiber3Server) serve(c fiberv3.Ctx, operation string, key *string) error {
+	user, _ := c.Locals("user").(string)
+	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(c.Request().Body()), User: user, Key: key})
 	if reply.Err != nil {
 		return reply.Err
 	}

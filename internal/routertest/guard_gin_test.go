@@ -47,20 +47,22 @@ var ginTargets = []guardtest.Target{
 
 type ginServer struct{ handle guardtest.Handler }
 
-func (s ginServer) ListThings(c *ginrouter.Context)    { s.serve(c, "listThings") }
-func (s ginServer) HeadThings(c *ginrouter.Context)    { s.serve(c, "headThings") }
-func (s ginServer) CreateThing(c *ginrouter.Context)   { s.serve(c, "createThing") }
-func (s ginServer) Pay(c *ginrouter.Context, _ string) { s.serve(c, "pay") }
-func (s ginServer) Upload(c *ginrouter.Context)        { s.serve(c, "upload") }
-func (s ginServer) CreateOrder(c *ginrouter.Context)   { s.serve(c, "createOrder") }
+func (s ginServer) ListThings(c *ginrouter.Context)    { s.serve(c, "listThings", nil) }
+func (s ginServer) HeadThings(c *ginrouter.Context)    { s.serve(c, "headThings", nil) }
+func (s ginServer) CreateThing(c *ginrouter.Context)   { s.serve(c, "createThing", nil) }
+func (s ginServer) Pay(c *ginrouter.Context, _ string) { s.serve(c, "pay", nil) }
+func (s ginServer) Upload(c *ginrouter.Context)        { s.serve(c, "upload", nil) }
+func (s ginServer) CreateOrder(c *ginrouter.Context, p ginsecond.CreateOrderParams) {
+	s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s ginServer) serve(c *ginrouter.Context, operation string) {
+func (s ginServer) serve(c *ginrouter.Context, operation string, key *string) {
 	body, err := io.ReadAll(c.Request.Body)
 	if err != nil {
 		_ = c.Error(err)
 		return
 	}
-	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(body)})
+	reply := s.handle(c, guardtest.Call{Operation: operation, Body: string(body), User: c.GetString("user"), Key: key})
 	if reply.Err == nil {
 		reply.Err = writeHTTP(c.Writer, reply)
 	}

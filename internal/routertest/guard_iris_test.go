@@ -16,7 +16,7 @@ import (
 )
 
 var irisTargets = []guardtest.Target{
-	{Name: "iris", SpoilsCompressed: true, FailedHijackIs200: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "iris", SpoilsCompressed: true, FailedHijackIs200: true, ReusesWriters: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		si, guard := irisServer{s.Handle}, s.Guard(iris.PrincipalFrom(irisPrincipal))
 		return serveIris(s, guard, func(app *irisrouter.Application) {
 			iris.RegisterHandlersWithOptions(app, si, guard, iris.IrisServerOptions{BaseURL: s.BaseURL})
@@ -25,7 +25,7 @@ var irisTargets = []guardtest.Target{
 		})
 	})},
 	// oapi-codegen answers every error of a strict handler with 500.
-	{Name: "iris/strict", SpoilsCompressed: true, FailedHijackIs200: true, ErrorsAre500: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
+	{Name: "iris/strict", SpoilsCompressed: true, FailedHijackIs200: true, ReusesWriters: true, ErrorsAre500: true, Serve: overHTTP(func(s guardtest.Server) http.Handler {
 		strict := strictServer[
 			irisstrict.ListThingsRequestObject, irisstrict.ListThingsResponseObject,
 			irisstrict.HeadThingsRequestObject, irisstrict.HeadThingsResponseObject,
@@ -44,18 +44,20 @@ var irisTargets = []guardtest.Target{
 
 type irisServer struct{ handle guardtest.Handler }
 
-func (s irisServer) ListThings(c irisrouter.Context)    { s.serve(c, "listThings") }
-func (s irisServer) HeadThings(c irisrouter.Context)    { s.serve(c, "headThings") }
-func (s irisServer) CreateThing(c irisrouter.Context)   { s.serve(c, "createThing") }
-func (s irisServer) Pay(c irisrouter.Context, _ string) { s.serve(c, "pay") }
-func (s irisServer) Upload(c irisrouter.Context)        { s.serve(c, "upload") }
-func (s irisServer) CreateOrder(c irisrouter.Context)   { s.serve(c, "createOrder") }
+func (s irisServer) ListThings(c irisrouter.Context)    { s.serve(c, "listThings", nil) }
+func (s irisServer) HeadThings(c irisrouter.Context)    { s.serve(c, "headThings", nil) }
+func (s irisServer) CreateThing(c irisrouter.Context)   { s.serve(c, "createThing", nil) }
+func (s irisServer) Pay(c irisrouter.Context, _ string) { s.serve(c, "pay", nil) }
+func (s irisServer) Upload(c irisrouter.Context)        { s.serve(c, "upload", nil) }
+func (s irisServer) CreateOrder(c irisrouter.Context, p irissecond.CreateOrderParams) {
+	s.serve(c, "createOrder", p.IdempotencyKey)
+}
 
-func (s irisServer) serve(c irisrouter.Context, operation string) {
+func (s irisServer) serve(c irisrouter.Context, operation string, key *string) {
 	body, err := io.ReadAll(c.Request().Body)
 	reply := guardtest.Reply{Err: err}
 	if err == nil {
-		reply = s.handle(c, guardtest.Call{Operation: operation, Body: string(body)})
+		reply = s.handle(c, guardtest.Call{Operation: operation, Body: string(body), User: c.Values().GetString("user"), Key: key})
 	}
 	if reply.Err == nil {
 		reply.Err = writeHTTP(c.ResponseWriter(), reply)

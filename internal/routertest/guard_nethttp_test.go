@@ -106,7 +106,7 @@ func serveStdHTTP(s guardtest.Server, guard *idempotency.Guard, register func(*h
 		register(r)
 	}
 	if s.Second {
-		stdhttpsecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+		stdhttpsecond.HandlerFromMux(stdHTTPSecond{httpServer{s.Handle}}, guard, r)
 	}
 	var h http.Handler = r
 	if s.Group != "" {
@@ -137,7 +137,7 @@ func serveChi(s guardtest.Server, guard *idempotency.Guard, register func(chirou
 		register(r)
 	}
 	if s.Second {
-		chisecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+		chisecond.HandlerFromMux(chiSecond{httpServer{s.Handle}}, guard, r)
 	}
 	return root
 }
@@ -158,7 +158,7 @@ func serveGorilla(s guardtest.Server, guard *idempotency.Guard, register func(*m
 		register(r)
 	}
 	if s.Second {
-		gorillasecond.HandlerFromMux(httpServer{s.Handle}, guard, r)
+		gorillasecond.HandlerFromMux(gorillaSecond{httpServer{s.Handle}}, guard, r)
 	}
 	return root
 }
@@ -166,18 +166,42 @@ func serveGorilla(s guardtest.Server, guard *idempotency.Guard, register func(*m
 // httpServer is a server of std-http, chi and gorilla.
 type httpServer struct{ handle guardtest.Handler }
 
-func (s httpServer) ListThings(w http.ResponseWriter, r *http.Request)    { s.serve(w, r, "listThings") }
-func (s httpServer) HeadThings(w http.ResponseWriter, r *http.Request)    { s.serve(w, r, "headThings") }
-func (s httpServer) CreateThing(w http.ResponseWriter, r *http.Request)   { s.serve(w, r, "createThing") }
-func (s httpServer) Pay(w http.ResponseWriter, r *http.Request, _ string) { s.serve(w, r, "pay") }
-func (s httpServer) Upload(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, "upload") }
-func (s httpServer) CreateOrder(w http.ResponseWriter, r *http.Request)   { s.serve(w, r, "createOrder") }
+func (s httpServer) ListThings(w http.ResponseWriter, r *http.Request) {
+	s.serve(w, r, "listThings", nil)
+}
+func (s httpServer) HeadThings(w http.ResponseWriter, r *http.Request) {
+	s.serve(w, r, "headThings", nil)
+}
+func (s httpServer) CreateThing(w http.ResponseWriter, r *http.Request) {
+	s.serve(w, r, "createThing", nil)
+}
+func (s httpServer) Pay(w http.ResponseWriter, r *http.Request, _ string) { s.serve(w, r, "pay", nil) }
+func (s httpServer) Upload(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, "upload", nil) }
 
-func (s httpServer) serve(w http.ResponseWriter, r *http.Request, operation string) {
+// The second document's servers.
+type (
+	stdHTTPSecond struct{ httpServer }
+	chiSecond     struct{ httpServer }
+	gorillaSecond struct{ httpServer }
+)
+
+func (s stdHTTPSecond) CreateOrder(w http.ResponseWriter, r *http.Request, p stdhttpsecond.CreateOrderParams) {
+	s.serve(w, r, "createOrder", p.IdempotencyKey)
+}
+
+func (s chiSecond) CreateOrder(w http.ResponseWriter, r *http.Request, p chisecond.CreateOrderParams) {
+	s.serve(w, r, "createOrder", p.IdempotencyKey)
+}
+
+func (s gorillaSecond) CreateOrder(w http.ResponseWriter, r *http.Request, p gorillasecond.CreateOrderParams) {
+	s.serve(w, r, "createOrder", p.IdempotencyKey)
+}
+
+func (s httpServer) serve(w http.ResponseWriter, r *http.Request, operation string, key *string) {
 	body, err := io.ReadAll(r.Body)
 	reply := guardtest.Reply{Err: err}
 	if err == nil {
-		reply = s.handle(r.Context(), guardtest.Call{Operation: operation, Body: string(body)})
+		reply = s.handle(r.Context(), guardtest.Call{Operation: operation, Body: string(body), User: userIn(r.Context()), Key: key})
 	}
 	if reply.Err == nil {
 		reply.Err = writeHTTP(w, reply)
@@ -196,8 +220,7 @@ func failHTTP(w http.ResponseWriter, _ *http.Request, err error) {
 }
 
 func httpPrincipal(r *http.Request) (string, error) {
-	user, _ := r.Context().Value(guardtest.UserKey{}).(string)
-	return guardtest.Principal(user)
+	return guardtest.Principal(userIn(r.Context()))
 }
 
 // aroundHTTP is the middlewares that the suite asks for.

@@ -66,6 +66,15 @@ func run(t *testing.T, serve func(net.Listener) error, shutdown func(context.Con
 	return guardtest.Running{URL: "http://" + listener.Addr().String(), Shutdown: shutdown}
 }
 
+// userIn returns the request's X-User as net/http's and strict handlers find it.
+func userIn(ctx context.Context) string {
+	user, ok := ctx.Value(guardtest.UserKey{}).(string)
+	if !ok {
+		user, _ = ctx.Value("user").(string) // a *gin.Context has its own values only
+	}
+	return user
+}
+
 // text is how a router is to render an error of a handler.
 func text(err error) string { return "handled: " + err.Error() }
 
@@ -111,7 +120,7 @@ func answerStrict[R any](ctx context.Context, handle guardtest.Handler, write fu
 	if err != nil {
 		return none, err
 	}
-	reply := handle(ctx, guardtest.Call{Operation: operation, Body: body})
+	reply := handle(ctx, guardtest.Call{Operation: operation, Body: body, User: userIn(ctx)})
 	if reply.Err != nil {
 		return none, reply.Err
 	}
@@ -181,8 +190,12 @@ func writeHTTP(w http.ResponseWriter, r guardtest.Reply) error {
 		w.WriteHeader(r.Status)
 	}
 	if r.Body != "" {
-		_, err := io.WriteString(w, r.Body)
-		return err
+		if _, err := io.WriteString(w, r.Body); err != nil {
+			return err
+		}
+	}
+	if r.Panic != nil {
+		panic(r.Panic)
 	}
 	return stream(w, r, func() error {
 		w.(http.Flusher).Flush()

@@ -82,17 +82,21 @@ func declaredTrailers(h http.Header) iter.Seq[string] {
 // A Capture takes the answer out of a router that holds its response until the
 // handler has returned, like fasthttp's, and puts the one to be sent in its
 // place. It is to such routers what a [Recorder] is to net/http's.
-type Capture struct{ before http.Header }
+type Capture struct {
+	before http.Header
+	taken  bool
+}
 
 // NewCapture begins before the handler runs, with the header fields that outer
 // middlewares have set. It copies them.
-func NewCapture(header map[string][]string) *Capture { return &Capture{copyHeader(header)} }
+func NewCapture(header map[string][]string) *Capture { return &Capture{before: copyHeader(header)} }
 
 // Response returns a copy of what the router holds after the guarded run that
 // ctx belongs to. When it streams, its bytes are not there yet: then it calls
 // [Passing], does not ask for the body, and returns no response. Nor does it in
 // a run that is not guarded, whose response is to be left as it is.
 func (c *Capture) Response(ctx context.Context, status int, header map[string][]string, streams bool, body func() []byte) (*Response, error) {
+	c.taken = true
 	if executionFrom(ctx) == nil {
 		return nil, nil
 	}
@@ -100,6 +104,18 @@ func (c *Capture) Response(ctx context.Context, status int, header map[string][]
 		return nil, Passing(ctx)
 	}
 	return &Response{Status: status, Header: changes(c.before, copyHeader(header), slices.Equal), Body: bytes.Clone(body())}, nil
+}
+
+// Discard is what glue defers to the end of the run that ctx belongs to. When that
+// had no answer, since its handler panicked, the router still holds what it wrote:
+// Discard takes it away, so that no recovery sends it. Header returns what the
+// router's header is now.
+func (c *Capture) Discard(ctx context.Context, header func() map[string][]string, del func(name string), add func(name, value string), resetBody func()) {
+	if c.taken || executionFrom(ctx) == nil {
+		return
+	}
+	c.Restore(&Response{}, header(), del, add)
+	resetBody()
 }
 
 // Restore makes the router's header what it was before the run and resp has it

@@ -63,6 +63,7 @@ var cases = []struct {
 	{"a wrapper mounted by hand is guarded", byHand, false},
 	{"a key is the same in whatever form", keyForms, false},
 	{"a request is the same however it is written", wireForms, false},
+	{"a request without a body is one however it says so", noRequestBody, false},
 	{"a request that is cut short does not run", cutShort, false},
 	{"a path is compared as it was sent", paths, false},
 	{"bodies are as large as the limits", large, false},
@@ -81,12 +82,14 @@ var cases = []struct {
 	{"what runs without a key may stream", unguardedStreams, false},
 	{"a panic after a marked effect leaves the outcome unknown", markedPanic, false},
 	{"a panic that nothing recovers sends nothing", unrecovered, true},
-	{"a recovery answers for half an answer", recovered, true},
+	{"a recovery answers for half an answer", recovered, false},
+	{"a recovery comes too late behind a flush", recoveredFlush, true},
 	{"a handler outlives http.TimeoutHandler", timeoutHandler, true},
 	{"what runs without a key fails as ever", unguardedFailures, false},
 	{"a group of routes is guarded", group, false},
 	{"an alias is guarded", alias, false},
 	{"two APIs share a guard and a table", twoAPIs, false},
+	{"a key that the document declares is bound too", declaredKey, false},
 	{"a transaction commits its record or nothing", inTransaction, false},
 	{"a transaction that fails leaves nothing", failingTransaction, false},
 	{"a flush waits for the transaction", flushedTransaction, true},
@@ -231,12 +234,17 @@ func (f *fixture) unzip(a answer) string {
 }
 
 func compressed(t *testing.T, target Target) {
-	body := `{"item":"` + strings.Repeat("lamp ", 100) + `"}`
+	body := `{"item":"` + strings.Repeat("lamp ", 2000) + `"}`
+	s := &store{Store: memorystore.New(), settled: func(o idempotency.Outcome) {
+		if string(o.Body) != body || bytes.Contains(o.Header, []byte("gzip")) {
+			t.Errorf("recorded are %d bytes with the header %q", len(o.Body), o.Header)
+		}
+	}}
 	f := serve(t, target, func(ctx context.Context, call Call) Reply {
 		reply := created(ctx, call)
 		reply.Body = body
 		return reply
-	}, func(s *Server) { s.Compress = true })
+	}, func(server *Server) { server.Compress, server.Guard = true, over(t, s) })
 	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
 	first, again := f.send(r), f.send(r)
 	f.ran("first sight", first, http.StatusCreated)
@@ -682,6 +690,7 @@ func shutdown(t *testing.T, target Target) {
 type store struct {
 	idempotency.Store
 	claimed  func(idempotency.Row)
+	settled  func(idempotency.Outcome)
 	claims   atomic.Bool // fail
 	settling atomic.Bool // fails
 }
@@ -702,6 +711,9 @@ func (s *store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 func (s *store) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.Outcome) (idempotency.Row, error) {
 	if s.settling.Load() {
 		return idempotency.Row{}, errDown
+	}
+	if s.settled != nil {
+		s.settled(o)
 	}
 	return s.Store.Settle(ctx, c, o)
 }

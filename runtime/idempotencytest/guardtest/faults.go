@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,21 +41,20 @@ func markedPanic(t *testing.T, target Target) {
 	f.ranTimes(1)
 }
 
+// half is a handler that panics behind a part of its answer.
+var half = Reply{Status: http.StatusCreated, Header: http.Header{"X-Half": {"1"}, "Set-Cookie": {"half=1"}}, Body: "half", Panic: "out of lamps"}
+
 // unrecovered has nothing recover a panic: the connection breaks, and no byte of
 // an answer has left.
 func unrecovered(t *testing.T, target Target) {
-	for what, fail := range map[string]func(http.ResponseWriter){
-		"a panic":              func(http.ResponseWriter) { panic("out of lamps") },
-		"http.ErrAbortHandler": func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
-		"a panic behind half an answer": func(w http.ResponseWriter) {
-			w.WriteHeader(http.StatusCreated)
-			_, _ = io.WriteString(w, "half")
-			panic("out of lamps")
-		},
+	for what, reply := range map[string]Reply{
+		"a panic":                       {Panic: "out of lamps"},
+		"a panic behind half an answer": half,
+		"http.ErrAbortHandler":          {Panic: http.ErrAbortHandler},
 	} {
 		f := serve(t, target, func(ctx context.Context, call Call) Reply {
 			if idempotency.Attempt(ctx) == 1 {
-				return Reply{Write: fail}
+				return reply
 			}
 			return created(ctx, call)
 		}, func(s *Server) { s.NoRecovery = true })
@@ -70,30 +70,29 @@ func unrecovered(t *testing.T, target Target) {
 }
 
 // recovered has the router's recovery answer for a handler that panics behind a
-// part of its answer.
+// part of its answer: nothing of that is sent.
 func recovered(t *testing.T, target Target) {
 	f := serve(t, target, func(ctx context.Context, call Call) Reply {
-		if idempotency.Attempt(ctx) != 1 {
-			return created(ctx, call)
+		if idempotency.Attempt(ctx) == 1 {
+			return half
 		}
-		return Reply{Header: http.Header{"X-Half": {"1"}}, Write: func(w http.ResponseWriter) {
-			w.WriteHeader(http.StatusCreated)
-			_, _ = io.WriteString(w, "half")
-			panic("out of lamps")
-		}}
+		return created(ctx, call)
 	})
 	first := f.send(aForm)
 	f.ran("the recovery", first, http.StatusInternalServerError)
-	if first.Header.Get("X-Half") != "" {
-		f.Errorf("the recovery's answer has the handler's header %q", first.Header)
+	if first.Header.Get("X-Half") != "" || first.Header.Get("Set-Cookie") != "" || strings.Contains(first.body, "half") {
+		f.Errorf("the recovery's answer has of the handler's: %q %q", first.Header, first.body)
 	}
 	again := f.afterItsLease(aForm)
 	f.ran("after the lease ended", again, http.StatusCreated)
 	if again.body != lamp || again.Header.Get("X-Half") != "" {
 		f.Errorf("the second run's answer is %q %q", again.Header, again.body)
 	}
+}
 
-	f = serve(t, target, func(context.Context, Call) Reply {
+// recoveredFlush has the recovery come behind what was flushed.
+func recoveredFlush(t *testing.T, target Target) {
+	f := serve(t, target, func(context.Context, Call) Reply {
 		return Reply{Write: func(w http.ResponseWriter) {
 			w.WriteHeader(http.StatusCreated)
 			_, _ = io.WriteString(w, "half")
@@ -106,9 +105,9 @@ func recovered(t *testing.T, target Target) {
 		f.Fatal(err)
 	}
 	defer resp.Body.Close()
-	half := make([]byte, len("half"))
-	if _, err := io.ReadFull(resp.Body, half); err != nil || resp.StatusCode != http.StatusCreated || string(half) != "half" {
-		f.Errorf("what was flushed came as %d %q: %v", resp.StatusCode, half, err)
+	begin := make([]byte, len("half"))
+	if _, err := io.ReadFull(resp.Body, begin); err != nil || resp.StatusCode != http.StatusCreated || string(begin) != "half" {
+		f.Errorf("what was flushed came as %d %q: %v", resp.StatusCode, begin, err)
 	}
 	f.refuses("after a panic behind a flush", f.send(aForm), http.StatusConflict, wire.NotReplayable)
 	f.ranTimes(1)

@@ -12,7 +12,7 @@
 //
 // and, where [Server].Second asks for it, internal/routertest/golden/second/spec.yaml:
 //
-//	POST /orders                       in a transaction; answers are at most 4 KiB
+//	POST /orders                       in a transaction; the key is declared, a UUID; answers are at most 4 KiB
 package guardtest
 
 import (
@@ -43,6 +43,9 @@ type Target struct {
 	// the handler has compressed already: it compresses it once more, or takes its
 	// Content-Encoding away.
 	SpoilsCompressed bool
+	// ReusesWriters says that an http.ResponseWriter is another request's as soon
+	// as the handler has returned.
+	ReusesWriters bool
 	// FailedHijackIs200 says that the router writes no status behind a hijack,
 	// also when it failed.
 	FailedHijackIs200 bool
@@ -97,6 +100,12 @@ type Handler func(ctx context.Context, call Call) Reply
 type Call struct {
 	Operation string
 	Body      string // as sent, or, behind a strict handler, what was decoded
+	// User is the request's X-User as the handler finds it: in the router's
+	// context where there is one, else in that of [Outer].
+	User string
+	// Key is the key as the generated code bound it to the parameter that the
+	// second document declares.
+	Key *string
 }
 
 // A Reply is what a handler answers. The zero Reply is a handler that writes
@@ -117,6 +126,9 @@ type Reply struct {
 	// Write writes the answer in place of everything but Header. Targets over
 	// fasthttp do not get one.
 	Write func(http.ResponseWriter)
+	// Panic, if any, is what the handler panics with when it has written Header,
+	// Status and Body.
+	Panic any
 	// Err, if any, is an [*Error]: the handler fails in the way of its router,
 	// and the router's own error handling is to answer with its status and its
 	// text, "handled: " before it.

@@ -36,7 +36,10 @@ func alias(t *testing.T, target Target) {
 	f.ranTimes(1)
 }
 
-const orders = "/orders"
+const (
+	orders = "/orders"
+	aUUID  = "0196c5c4-7b1e-4f60-8d1c-0a4e5f3b9c21"
+)
 
 // serveTwo serves both documents with one guard over one table of SQLite, and
 // returns how many orders there are: each run of createOrder makes one.
@@ -86,7 +89,7 @@ func twoAPIs(t *testing.T, target Target) {
 	})
 	for i, check := range []func(string, answer, int){f.ran, f.replays} {
 		for path, operation := range map[string]string{things: "createThing", orders: "createOrder"} {
-			a := f.send(request{path: path, key: "a", body: lamp})
+			a := f.send(request{path: path, key: aUUID, body: lamp})
 			check(operation, a, http.StatusCreated)
 			if a.body != operation {
 				f.Errorf("request %d of %s is answered %q", i+1, operation, a.body)
@@ -94,6 +97,32 @@ func twoAPIs(t *testing.T, target Target) {
 		}
 	}
 	f.ranTimes(2)
+}
+
+// declaredKey has the document declare the key as a header parameter, which the
+// guard judges and the handler gets.
+func declaredKey(t *testing.T, target Target) {
+	f, _ := serveTwo(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		if call.Key == nil {
+			return Reply{Status: http.StatusTeapot, Body: "no key was bound"}
+		}
+		reply.Body = *call.Key
+		return reply
+	})
+	f.refuses("no key", f.send(request{path: orders, body: lamp}), http.StatusBadRequest, wire.MissingKey)
+	f.refuses("no UUID", f.send(request{path: orders, key: "a", body: lamp}), http.StatusBadRequest, wire.InvalidKey)
+	if a := f.send(request{path: orders, body: lamp, header: http.Header{wire.HeaderKey: {aUUID, aUUID}}}); a.StatusCode != http.StatusBadRequest {
+		f.Errorf("two keys: %d %s", a.StatusCode, a.body)
+	}
+	f.ranTimes(0)
+	first := f.send(request{path: orders, key: aUUID, body: lamp})
+	f.ran("first sight", first, http.StatusCreated)
+	if first.body != aUUID {
+		f.Errorf("the handler got the key %q", first.body)
+	}
+	f.replays("the same in upper case", f.send(request{path: orders, key: strings.ToUpper(aUUID), body: lamp}), http.StatusCreated)
+	f.ranTimes(1)
 }
 
 // inTransaction has answers whose record commits with what the handler wrote.
@@ -112,7 +141,7 @@ func inTransaction(t *testing.T, target Target) {
 	} {
 		f, ordered := serveTwo(t, target, func(context.Context, Call) Reply { return c.reply })
 		for i := range 2 {
-			a := f.send(request{path: orders, key: "a", body: lamp})
+			a := f.send(request{path: orders, key: aUUID, body: lamp})
 			switch {
 			case c.problem != "":
 				f.refuses(what, a, c.status, c.problem)
@@ -143,6 +172,9 @@ func failingTransaction(t *testing.T, target Target) {
 	if target.FailedHijackIs200 {
 		delete(failures, "a hijack")
 	}
+	if target.Fasthttp {
+		failures["a stream"] = func() Reply { return Reply{Status: http.StatusOK, Stream: []string{"one", "two"}} }
+	}
 	for what, fail := range failures {
 		failing := true
 		f, ordered := serveTwo(t, target, func(ctx context.Context, call Call) Reply {
@@ -151,9 +183,9 @@ func failingTransaction(t *testing.T, target Target) {
 			}
 			return created(ctx, call)
 		})
-		f.ran(what, f.send(request{path: orders, key: "a", body: lamp}), http.StatusInternalServerError)
+		f.ran(what, f.send(request{path: orders, key: aUUID, body: lamp}), http.StatusInternalServerError)
 		failing = false
-		f.ran("after "+what, f.send(request{path: orders, key: "a", body: lamp}), http.StatusCreated)
+		f.ran("after "+what, f.send(request{path: orders, key: aUUID, body: lamp}), http.StatusCreated)
 		if got := ordered(); got != 1 {
 			f.Errorf("after %s: %d orders, want 1", what, got)
 		}
@@ -166,7 +198,7 @@ func flushedTransaction(t *testing.T, target Target) {
 	f, _ := serveTwo(t, target, func(context.Context, Call) Reply {
 		return Reply{Status: http.StatusCreated, Stream: []string{"one ", "two"}}
 	})
-	first, again := f.send(request{path: orders, key: "a", body: lamp}), f.send(request{path: orders, key: "a", body: lamp})
+	first, again := f.send(request{path: orders, key: aUUID, body: lamp}), f.send(request{path: orders, key: aUUID, body: lamp})
 	f.ran("first sight", first, http.StatusCreated)
 	f.replays("the same again", again, http.StatusCreated)
 	if first.body != "one two" || again.body != "one two" {

@@ -64,6 +64,15 @@ func wireForms(t *testing.T, target Target) {
 	f.replays("with the whole URL", w.answer(http.MethodPost), http.StatusCreated)
 
 	w = f.dial()
+	large := strings.Repeat("x", 5<<10)
+	w.write("POST "+files+" HTTP/1.1", "Host: things", "Idempotency-Key: a", "Content-Type: application/x-www-form-urlencoded", fmt.Sprintf("Content-Length: %d", len(large)), "", large)
+	f.refuses("a large body", w.answer(http.MethodPost), http.StatusRequestEntityTooLarge, wire.RequestTooLarge)
+	w.post(payments, "Idempotency-Key: a")
+	f.refuses("nobody", w.answer(http.MethodPost), http.StatusUnauthorized, wire.Unauthenticated)
+	w.post(things, "Idempotency-Key: a")
+	f.replays("behind these", w.answer(http.MethodPost), http.StatusCreated)
+
+	w = f.dial()
 	w.write("POST "+things+" HTTP/1.1", "Host: things", "Idempotency-Key: b", "Content-Type: application/json", "Expect: 100-continue", fmt.Sprintf("Content-Length: %d", len(lamp)), "", "")
 	if a := w.answer(http.MethodPost); a.StatusCode != http.StatusContinue {
 		f.Errorf("to Expect came %d %s", a.StatusCode, a.body)
@@ -81,6 +90,23 @@ func wireForms(t *testing.T, target Target) {
 		}
 	}
 	f.ranTimes(3)
+}
+
+// noRequestBody has requests without a body, which are the same however that is
+// said.
+func noRequestBody(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	w := f.dial()
+	for i, framing := range [][]string{{"Content-Length: 0", "", ""}, {"Transfer-Encoding: chunked", "", "0", "", ""}, {"Content-Length: 0", "", ""}} {
+		w.write(append([]string{"POST " + files + " HTTP/1.1", "Host: things", "Idempotency-Key: a"}, framing...)...)
+		if a := w.answer(http.MethodPost); i == 0 {
+			f.ran("no body", a, http.StatusCreated)
+		} else {
+			f.replays(framing[0], a, http.StatusCreated)
+		}
+	}
+	f.refuses("a body", f.send(aForm), http.StatusUnprocessableEntity, wire.KeyReused)
+	f.ranTimes(1)
 }
 
 // cutShort has a client send half of a body and hang up.

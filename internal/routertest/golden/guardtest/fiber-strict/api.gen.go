@@ -620,6 +620,7 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c *fib
 	capture := idempotency.NewCapture(c.GetRespHeaders())
 	request := idempotency.CopyRequest(c.Method(), c.OriginalURL(), c.GetReqHeaders(), c.Request().Body, c)
 	answer, err := guard.Do(outer, policy, request, func(ctx context.Context) (*idempotency.Response, error) {
+		defer capture.Discard(ctx, c.GetRespHeaders, response.Header.Del, response.Header.Add, response.ResetBody)
 		defer c.SetUserContext(outer)
 		defer c.Locals(idempotency.RunContextKey, nil)
 		c.SetUserContext(ctx)

@@ -5,17 +5,31 @@ package echo
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/oapi-codegen/runtime"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
+
+// CreateOrderJSONBody defines parameters for CreateOrder.
+type CreateOrderJSONBody = map[string]interface{}
+
+// CreateOrderParams defines parameters for CreateOrder.
+type CreateOrderParams struct {
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
+type CreateOrderJSONRequestBody = CreateOrderJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
-	CreateOrder(ctx echo.Context) error
+	CreateOrder(ctx echo.Context, params CreateOrderParams) error
 }
 
 // ServerInterfaceWrapper converts echo contexts to parameters.
@@ -27,8 +41,28 @@ type ServerInterfaceWrapper struct {
 func (w *ServerInterfaceWrapper) CreateOrder(ctx echo.Context) error {
 	var err error
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateOrderParams
+
+	headers := ctx.Request().Header
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey string
+		n := len(valueList)
+		if n != 1 {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Expected one value for Idempotency-Key, got %d", n))
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter Idempotency-Key: %s", err))
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+	}
+
 	// Invoke the callback with all the unmarshaled arguments
-	err = w.Handler.CreateOrder(ctx)
+	err = w.Handler.CreateOrder(ctx, params)
 	return err
 }
 
@@ -96,7 +130,7 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	Secured:         false,
 	Header:          "Idempotency-Key",
 	OnMissing:       400,
-	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Key:             idempotency.KeyRule{Format: idempotency.FormatUUID, MinLength: 1, MaxLength: 255, Pattern: ""},
 	Scope:           idempotency.ScopePrincipal,
 	TTL:             24 * time.Hour,
 	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
@@ -134,9 +168,9 @@ func PrincipalFrom(who func(echo.Context) (string, error)) idempotency.Option {
 }
 
 // CreateOrder guards POST /orders.
-func (s GuardedServer) CreateOrder(ctx echo.Context) error {
+func (s GuardedServer) CreateOrder(ctx echo.Context, params CreateOrderParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyCreateOrder, ctx, func() error {
-		return s.ServerInterface.CreateOrder(ctx)
+		return s.ServerInterface.CreateOrder(ctx, params)
 	})
 }
 

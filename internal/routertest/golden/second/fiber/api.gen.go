@@ -5,17 +5,31 @@ package fiber
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/gofiber/fiber/v2"
+	"github.com/oapi-codegen/runtime"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
+
+// CreateOrderJSONBody defines parameters for CreateOrder.
+type CreateOrderJSONBody = map[string]interface{}
+
+// CreateOrderParams defines parameters for CreateOrder.
+type CreateOrderParams struct {
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
+type CreateOrderJSONRequestBody = CreateOrderJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
-	CreateOrder(c *fiber.Ctx) error
+	CreateOrder(c *fiber.Ctx, params CreateOrderParams) error
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -30,8 +44,33 @@ type HandlerMiddlewareFunc func(c *fiber.Ctx, next fiber.Handler) error
 // CreateOrder operation middleware
 func (siw *ServerInterfaceWrapper) CreateOrder(c *fiber.Ctx) error {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateOrderParams
+
+	headers := c.GetReqHeaders()
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey string
+		n := len(valueList)
+		if n != 1 {
+			return fiber.NewError(fiber.StatusBadRequest, fmt.Sprintf("Too many values for ParamName Idempotency-Key, 1 is required, but %d found", n))
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			return fiber.NewError(fiber.StatusBadRequest, fmt.Errorf("Invalid format for parameter Idempotency-Key: %w", err).Error())
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
 	handler := func(c *fiber.Ctx) error {
-		return siw.Handler.CreateOrder(c)
+		return siw.Handler.CreateOrder(c, params)
 	}
 
 	for i := len(siw.HandlerMiddlewares) - 1; i >= 0; i-- {
@@ -85,7 +124,7 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	Secured:         false,
 	Header:          "Idempotency-Key",
 	OnMissing:       400,
-	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Key:             idempotency.KeyRule{Format: idempotency.FormatUUID, MinLength: 1, MaxLength: 255, Pattern: ""},
 	Scope:           idempotency.ScopePrincipal,
 	TTL:             24 * time.Hour,
 	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
@@ -123,9 +162,9 @@ func PrincipalFrom(who func(*fiber.Ctx) (string, error)) idempotency.Option {
 }
 
 // CreateOrder guards POST /orders.
-func (s GuardedServer) CreateOrder(c *fiber.Ctx) error {
+func (s GuardedServer) CreateOrder(c *fiber.Ctx, params CreateOrderParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyCreateOrder, c, func() error {
-		return s.ServerInterface.CreateOrder(c)
+		return s.ServerInterface.CreateOrder(c, params)
 	})
 }
 
@@ -138,6 +177,7 @@ func guardOperation(guard *idempotency.Guard, policy *idempotency.Policy, c *fib
 	capture := idempotency.NewCapture(c.GetRespHeaders())
 	request := idempotency.CopyRequest(c.Method(), c.OriginalURL(), c.GetReqHeaders(), c.Request().Body, c)
 	answer, err := guard.Do(outer, policy, request, func(ctx context.Context) (*idempotency.Response, error) {
+		defer capture.Discard(ctx, c.GetRespHeaders, response.Header.Del, response.Header.Add, response.ResetBody)
 		defer c.SetUserContext(outer)
 		defer c.Locals(idempotency.RunContextKey, nil)
 		c.SetUserContext(ctx)

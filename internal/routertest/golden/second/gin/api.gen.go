@@ -5,17 +5,31 @@ package gin
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/oapi-codegen/runtime"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
+
+// CreateOrderJSONBody defines parameters for CreateOrder.
+type CreateOrderJSONBody = map[string]interface{}
+
+// CreateOrderParams defines parameters for CreateOrder.
+type CreateOrderParams struct {
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
+type CreateOrderJSONRequestBody = CreateOrderJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
-	CreateOrder(c *gin.Context)
+	CreateOrder(c *gin.Context, params CreateOrderParams)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -30,6 +44,33 @@ type MiddlewareFunc func(c *gin.Context)
 // CreateOrder operation middleware
 func (siw *ServerInterfaceWrapper) CreateOrder(c *gin.Context) {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateOrderParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey string
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for Idempotency-Key, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter Idempotency-Key: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -37,7 +78,7 @@ func (siw *ServerInterfaceWrapper) CreateOrder(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.CreateOrder(c)
+	siw.Handler.CreateOrder(c, params)
 }
 
 // GinServerOptions provides options for the Gin server.
@@ -83,7 +124,7 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	Secured:         false,
 	Header:          "Idempotency-Key",
 	OnMissing:       400,
-	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Key:             idempotency.KeyRule{Format: idempotency.FormatUUID, MinLength: 1, MaxLength: 255, Pattern: ""},
 	Scope:           idempotency.ScopePrincipal,
 	TTL:             24 * time.Hour,
 	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
@@ -121,9 +162,9 @@ func PrincipalFrom(who func(*gin.Context) (string, error)) idempotency.Option {
 }
 
 // CreateOrder guards POST /orders.
-func (s GuardedServer) CreateOrder(c *gin.Context) {
+func (s GuardedServer) CreateOrder(c *gin.Context, params CreateOrderParams) {
 	guardOperation(s.guard, &idempotencyPolicyCreateOrder, c, func() {
-		s.ServerInterface.CreateOrder(c)
+		s.ServerInterface.CreateOrder(c, params)
 	})
 }
 

@@ -9,15 +9,29 @@ import (
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 
+	"net/http"
+
 	"github.com/kataras/iris/v12"
 	context_ "github.com/kataras/iris/v12/context"
+	"github.com/oapi-codegen/runtime"
 )
+
+// CreateOrderJSONBody defines parameters for CreateOrder.
+type CreateOrderJSONBody = map[string]interface{}
+
+// CreateOrderParams defines parameters for CreateOrder.
+type CreateOrderParams struct {
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
+type CreateOrderJSONRequestBody = CreateOrderJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
-	CreateOrder(ctx iris.Context)
+	CreateOrder(ctx iris.Context, params CreateOrderParams)
 }
 
 // ServerInterfaceWrapper converts echo contexts to parameters.
@@ -30,8 +44,35 @@ type MiddlewareFunc iris.Handler
 // CreateOrder converts iris context to params.
 func (w *ServerInterfaceWrapper) CreateOrder(ctx iris.Context) {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateOrderParams
+
+	headers := ctx.Request().Header
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey string
+		n := len(valueList)
+		if n != 1 {
+			ctx.StatusCode(http.StatusBadRequest)
+			ctx.Writef("Expected one value for Idempotency-Key, got %d", n)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			ctx.StatusCode(http.StatusBadRequest)
+			ctx.Writef("Invalid format for parameter Idempotency-Key: %s", err)
+			return
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+	}
+
 	// Invoke the callback with all the unmarshaled arguments
-	w.Handler.CreateOrder(ctx)
+	w.Handler.CreateOrder(ctx, params)
 }
 
 // IrisServerOption is the option for iris server
@@ -73,7 +114,7 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	Secured:         false,
 	Header:          "Idempotency-Key",
 	OnMissing:       400,
-	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Key:             idempotency.KeyRule{Format: idempotency.FormatUUID, MinLength: 1, MaxLength: 255, Pattern: ""},
 	Scope:           idempotency.ScopePrincipal,
 	TTL:             24 * time.Hour,
 	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
@@ -111,9 +152,9 @@ func PrincipalFrom(who func(iris.Context) (string, error)) idempotency.Option {
 }
 
 // CreateOrder guards POST /orders.
-func (s GuardedServer) CreateOrder(ctx iris.Context) {
+func (s GuardedServer) CreateOrder(ctx iris.Context, params CreateOrderParams) {
 	guardOperation(s.guard, &idempotencyPolicyCreateOrder, ctx, func(ctx iris.Context) {
-		s.ServerInterface.CreateOrder(ctx)
+		s.ServerInterface.CreateOrder(ctx, params)
 	})
 }
 

@@ -10,14 +10,26 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/oapi-codegen/runtime"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
+
+// CreateOrderJSONBody defines parameters for CreateOrder.
+type CreateOrderJSONBody = map[string]interface{}
+
+// CreateOrderParams defines parameters for CreateOrder.
+type CreateOrderParams struct {
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
+type CreateOrderJSONRequestBody = CreateOrderJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
-	CreateOrder(w http.ResponseWriter, r *http.Request)
+	CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -32,8 +44,35 @@ type MiddlewareFunc func(http.Handler) http.Handler
 // CreateOrder operation middleware
 func (siw *ServerInterfaceWrapper) CreateOrder(w http.ResponseWriter, r *http.Request) {
 
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params CreateOrderParams
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey string
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = &IdempotencyKey
+
+	}
+
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		siw.Handler.CreateOrder(w, r)
+		siw.Handler.CreateOrder(w, r, params)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -181,7 +220,7 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	Secured:         false,
 	Header:          "Idempotency-Key",
 	OnMissing:       400,
-	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Key:             idempotency.KeyRule{Format: idempotency.FormatUUID, MinLength: 1, MaxLength: 255, Pattern: ""},
 	Scope:           idempotency.ScopePrincipal,
 	TTL:             24 * time.Hour,
 	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
@@ -219,8 +258,8 @@ func PrincipalFrom(who func(*http.Request) (string, error)) idempotency.Option {
 }
 
 // CreateOrder guards POST /orders.
-func (s GuardedServer) CreateOrder(w http.ResponseWriter, r *http.Request) {
+func (s GuardedServer) CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams) {
 	s.guard.Handle(&idempotencyPolicyCreateOrder, w, r, func(w http.ResponseWriter, r *http.Request) {
-		s.ServerInterface.CreateOrder(w, r)
+		s.ServerInterface.CreateOrder(w, r, params)
 	})
 }
