@@ -17,18 +17,29 @@ import (
 )
 
 // A database is where servers keep keys and effects.
-type database struct{ Driver, DSN string }
+type database struct {
+	Driver, DSN string
+	Direct      string // the DSN of the store's own pool, if it has one
+}
 
-func (d database) open() (*sql.DB, *sqlstore.Store, error) {
+// open opens a pool of at most so many connections, and the store. A store's own
+// pool is not larger.
+func (d database) open(conns int) (*sql.DB, *sqlstore.Store, error) {
 	db, err := sql.Open(d.Driver, d.DSN)
 	if err != nil {
 		return nil, nil, err
 	}
-	newStore := sqlstore.NewPostgres
-	if d.Driver == "sqlite" {
-		newStore = sqlstore.NewSQLite
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	var store *sqlstore.Store
+	switch {
+	case d.Direct != "":
+		store, err = sqlstore.OpenPostgres(d.Direct, sqlstore.WithTransactions(db), sqlstore.WithMaxConns(conns))
+	case d.Driver == "sqlite":
+		store, err = sqlstore.NewSQLite(db)
+	default:
+		store, err = sqlstore.NewPostgres(db)
 	}
-	store, err := newStore(db)
 	return db, store, err
 }
 
@@ -52,11 +63,14 @@ type effects struct{ db *sql.DB }
 // migrate makes the tables of a database.
 func migrate(t *testing.T, d database) effects {
 	t.Helper()
-	db, store, err := d.open()
+	db, store, err := d.open(2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() {
+		store.Close()
+		db.Close()
+	})
 	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -117,14 +131,20 @@ func (e effects) want(t *testing.T, key string, want ...effect) {
 
 // onEach runs a test on each kind of database, in parallel.
 func onEach(t *testing.T, test func(*testing.T, database, effects)) {
-	for _, driver := range []string{"postgres", "sqlite"} {
-		t.Run(driver, func(t *testing.T) {
+	for name, d := range map[string]database{
+		"postgres": {Driver: "postgres"},
+		"direct":   {Driver: "postgres", Direct: "own"},
+		"sqlite":   {Driver: "sqlite"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := database{Driver: driver}
-			if driver == "sqlite" {
+			if d.Driver == "sqlite" {
 				d.DSN = sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "faults.db"))
 			} else {
 				d.DSN = pgtest.DSN(t)
+			}
+			if d.Direct != "" {
+				d.Direct = d.DSN
 			}
 			test(t, d, migrate(t, d))
 		})

@@ -182,6 +182,9 @@ func TestManyProcesses(t *testing.T) {
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprintf("%d processes", n), func(t *testing.T) {
 			d := database{Driver: "postgres", DSN: pgtest.DSN(t)}
+			if n == 4 {
+				d.Direct = d.DSN
+			}
 			l := &load{t: t, e: migrate(t, d), lease: 3 * time.Second, zombies: true}
 			c := newConfig(d, l.lease)
 			var servers []*process
@@ -235,7 +238,10 @@ func TestManyProcesses(t *testing.T) {
 // afterwards, and no answer was untrue.
 func TestPostgresCrashesUnderLoad(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, postgresCrashesUnderLoad)
+}
+
+func postgresCrashesUnderLoad(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	l := &load{t: t, e: e, lease: 3 * time.Second, faulty: true}
 	c := newConfig(d, l.lease)
 	c.StoreTimeout = time.Second

@@ -10,12 +10,20 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 )
 
-// newCluster starts a PostgreSQL of the test's own.
-func newCluster(t *testing.T) (*pgtest.Server, database, effects) {
-	t.Helper()
-	cluster := pgtest.Start(t)
-	d := database{Driver: "postgres", DSN: cluster.DSN(t)}
-	return cluster, d, migrate(t, d)
+// onEachCluster runs a test on a PostgreSQL of its own, for each way to reach it,
+// in parallel.
+func onEachCluster(t *testing.T, test func(*testing.T, *pgtest.Server, database, effects)) {
+	for name, direct := range map[string]bool{"postgres": false, "direct": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := pgtest.Start(t)
+			d := database{Driver: "postgres", DSN: cluster.DSN(t)}
+			if direct {
+				d.Direct = d.DSN
+			}
+			test(t, cluster, d, migrate(t, d))
+		})
+	}
 }
 
 // outages are the ways in which PostgreSQL stops.
@@ -30,7 +38,10 @@ var outages = []struct {
 // One server lives through every outage.
 func TestPostgresStopped(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, postgresStopped)
+}
+
+func postgresStopped(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	c := newConfig(d, 30*time.Second)
 	c.StoreTimeout = time.Second
 	one := start(t, c)
@@ -74,7 +85,10 @@ func TestPostgresStopped(t *testing.T) {
 // durable, and nothing ran twice.
 func TestPostgresStoppedWhileAHandlerRuns(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, postgresStoppedWhileAHandlerRuns)
+}
+
+func postgresStoppedWhileAHandlerRuns(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	c := newConfig(d, 8*time.Second)
 	c.StoreTimeout = time.Second
 	one, two := pair(t, c)
@@ -120,7 +134,10 @@ func TestPostgresStoppedWhileAHandlerRuns(t *testing.T) {
 // found, and nobody is told that it is recorded.
 func TestPostgresStoppedForALease(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, postgresStoppedForALease)
+}
+
+func postgresStoppedForALease(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	const lease = 3 * time.Second
 	c := newConfig(d, lease)
 	c.StoreTimeout = time.Second
@@ -156,9 +173,15 @@ func TestPostgresStoppedForALease(t *testing.T) {
 
 func TestSilentConnections(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, silentConnections)
+}
+
+func silentConnections(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	p := newProxy(t, cluster.Addr())
 	d.DSN = p.dsn(t, d.DSN)
+	if d.Direct != "" {
+		d.Direct = d.DSN
+	}
 	c := newConfig(d, 30*time.Second)
 	c.StoreTimeout = time.Second
 	c.MaxOpenConns = 4
@@ -219,14 +242,22 @@ func TestSilentConnections(t *testing.T) {
 	})
 }
 
-// Connections that a firewall forgot stay silent for ever; new ones work. A call
-// that was abandoned keeps its connection, so the pool must have some to spare.
+// Connections that a firewall forgot stay silent for ever; new ones work. In an
+// application's pool a call that was abandoned keeps its connection, so it must
+// have some to spare; a pool of the store's own may have lost all.
 func TestForgottenConnections(t *testing.T) {
 	t.Parallel()
-	cluster, d, e := newCluster(t)
+	onEachCluster(t, forgottenConnections)
+}
+
+func forgottenConnections(t *testing.T, cluster *pgtest.Server, d database, e effects) {
 	p := newProxy(t, cluster.Addr())
-	d.DSN = p.dsn(t, d.DSN)
 	c := newConfig(d, 30*time.Second)
+	if d.Direct != "" {
+		c.Database.Direct, c.MaxOpenConns = p.dsn(t, d.DSN), 2
+	} else {
+		c.Database.DSN = p.dsn(t, d.DSN)
+	}
 	c.StoreTimeout = time.Second
 	one := start(t, c)
 	for _, a := range answers(4, func(i int) answer {

@@ -88,12 +88,10 @@ func serve(settings string) error {
 	if err := json.Unmarshal([]byte(settings), &c); err != nil {
 		return err
 	}
-	db, store, err := c.Database.open()
+	db, store, err := c.Database.open(c.MaxOpenConns)
 	if err != nil {
 		return err
 	}
-	db.SetMaxOpenConns(c.MaxOpenConns)
-	db.SetMaxIdleConns(c.MaxOpenConns)
 	guard, err := idempotency.New(mortal{store}, idempotency.WithStoreTimeout(c.StoreTimeout))
 	if err != nil {
 		return err

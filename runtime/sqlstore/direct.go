@@ -236,6 +236,11 @@ func (d *direct) group(many *statement, hash int) *group[query, answer] {
 						return errForeignRow
 					}
 					a := &answers[place[[32]byte(key)]]
+					if a.found {
+						// What was inserted comes first. What was read may be
+						// older: a row that was deleted in between.
+						return nil
+					}
 					a.found = true
 					if len(values) > 1 {
 						a.row, err = readRow(values[1:])

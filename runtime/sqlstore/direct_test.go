@@ -1,9 +1,15 @@
 package sqlstore_test
 
 import (
+	"context"
+	"database/sql"
+	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
@@ -39,5 +45,139 @@ func TestOpenPostgres(t *testing.T) {
 				return migrated(t, openDirect(t, dsn, append(opts, sqlstore.WithTable(fmt.Sprintf("keys_%d", n.Add(1))))...))
 			})
 		})
+	}
+}
+
+// TestGroupedClaimOfASweptKey has a row deleted while a statement for several
+// claims waits for it: the statement then inserts the key, and also still reads
+// the row that is gone.
+func TestGroupedClaimOfASweptKey(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	store := migrated(t, openDirect(t, dsn))
+	db := open(t, "postgres", dsn)
+	waiting := func(n int) {
+		t.Helper()
+		eventually(t, func() error {
+			var got int
+			err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").Scan(&got)
+			if err == nil && got != n {
+				err = fmt.Errorf("%d statements wait, not %d", got, n)
+			}
+			return err
+		})
+	}
+	begin := func(statement string, hash []byte) *sql.Tx {
+		t.Helper()
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(statement, hash); err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	expired := newClaim()
+	expired.TTL = time.Microsecond
+	mustWin(t, store, expired)
+	if _, err := store.Settle(t.Context(), expired, idempotency.Outcome{State: idempotency.Completed, Status: 201}); err != nil {
+		t.Fatal(err)
+	}
+	// The first claim waits for another's insertion, and the next two for it.
+	first := newClaim()
+	inserted := begin(`INSERT INTO idempotency_keys (key_hash, claim_id, owner, fingerprint, lease_until, expires_at, operation, key)
+VALUES ($1, '\x00', '\x00', '\x00', now(), 'infinity', '', '')`, first.Hash[:])
+	deleted := begin("DELETE FROM idempotency_keys WHERE key_hash = $1", expired.Hash[:])
+	won := make(chan error, 3)
+	claim := func(c *idempotency.Claim) {
+		row, err := store.Claim(t.Context(), c)
+		if err == nil && !row.Won {
+			err = fmt.Errorf("its own claim is another's to it: %+v", row)
+		}
+		won <- err
+	}
+	go claim(first)
+	waiting(1)
+	go claim(rival(expired))
+	go claim(newClaim())
+	if err := inserted.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	waiting(1)
+	if err := deleted.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	for range cap(won) {
+		if err := <-won; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGroupMembersFailAlone has one settlement in a group that PostgreSQL
+// refuses, and callers who leave.
+func TestGroupMembersFailAlone(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	store := migrated(t, openDirect(t, dsn))
+	db := open(t, "postgres", dsn)
+	if _, err := db.Exec("ALTER TABLE idempotency_keys ADD CHECK (status <> 599)"); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 60
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			for range 20 {
+				c := newClaim()
+				mustWin(t, store, c)
+				ctx, cancel := context.WithCancel(t.Context())
+				o := idempotency.Outcome{State: idempotency.Completed, Status: 201, Body: []byte(c.ID.String())}
+				switch i % 3 {
+				case 1:
+					o.Status = 599
+				case 2:
+					go cancel()
+				}
+				row, err := store.Settle(ctx, c, o)
+				cancel()
+				switch {
+				case i%3 == 1 && err == nil:
+					t.Errorf("what PostgreSQL refuses was settled: %+v", row)
+				case i%3 == 0 && (err != nil || !row.Won):
+					t.Errorf("harmed by others: %+v, %v", row, err)
+				case i%3 == 2 && err != nil && !errors.Is(err, context.Canceled):
+					t.Errorf("left, and got %v", err)
+				case i%3 == 2:
+					// Whoever has left may ask again.
+					if row, err := store.Settle(t.Context(), c, o); err != nil || !row.Won {
+						t.Errorf("settled again: %+v, %v", row, err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestOpenPostgresRefuses(t *testing.T) {
+	for dsn, opts := range map[string][]sqlstore.Option{
+		"postgres://u:secret@localhost:port/db":                     nil,
+		"postgres://u:secret@localhost/db?sslmode=secret":           nil,
+		"postgres://u:secret@localhost/db":                          {sqlstore.WithPreparedStatements()},
+		"postgres://u:secret@localhost/db?application_name=bounded": {sqlstore.WithMaxConns(0)},
+		"postgres://u:secret@localhost/db?application_name=pool":    {sqlstore.WithTransactions(nil)},
+	} {
+		_, err := sqlstore.OpenPostgres(dsn, opts...)
+		if err == nil || !strings.HasPrefix(err.Error(), "sqlstore: ") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", dsn, err)
+		}
+	}
+	store, err := sqlstore.OpenPostgres("postgres://127.0.0.1:1/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := store.CheckTx(); err == nil || !strings.Contains(err.Error(), "WithTransactions") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -140,6 +140,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 // shows later it is given back, so that the key is not held by a claim that
 // nobody runs: a claim's ID must not be used again after an error.
 func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
+	c = keep(c)
 	insert := []any{
 		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, c.AtMostOnce, micros(c.Lease),
 		c.AtMostOnce, micros(c.Lease) + micros(c.TTL), []byte(c.Operation), []byte(c.Key),
@@ -148,12 +149,11 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 	for _, b := range s.dialect.claims(&s.sql, insert, []any{c.Hash[:]}) {
 		queries = append(queries, s.bind(b.statement, b.args...))
 	}
-	id, unknown := c.ID, inFlight(c)
 	inserted := idempotency.Row{
-		ID: c.ID, Owner: c.Owner, Fingerprint: bytes.Clone(c.Fingerprint), LeaseLeft: c.Lease, AtMostOnce: c.AtMostOnce, Attempt: 1,
+		ID: c.ID, Owner: c.Owner, Fingerprint: c.Fingerprint, LeaseLeft: c.Lease, AtMostOnce: c.AtMostOnce, Attempt: 1,
 	}
 	return call(ctx, s, "claim", func() (idempotency.Row, error) {
-		row := unknown
+		row := inFlight(c)
 		err := s.persist(ctx, func() (bool, error) {
 			for _, q := range queries {
 				if q.statement == s.sql.insert {
@@ -172,9 +172,9 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 			return false, nil
 		})
 		if errors.Is(err, errExhausted) {
-			return unknown, nil
+			return inFlight(c), nil
 		}
-		row.Won = row.ID == id && row.State == idempotency.Processing
+		row.Won = row.ID == c.ID && row.State == idempotency.Processing
 		return row, err
 	}, s.disown(c, queries...))
 }
@@ -183,14 +183,14 @@ func (s *Store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Ro
 // holds here too, but that a claim after an attempt that died is held until its
 // lease ends.
 func (s *Store) Takeover(ctx context.Context, c *idempotency.Claim, seen idempotency.ClaimID) (idempotency.Row, error) {
+	c = keep(c)
 	takeover := s.bind(s.sql.takeover,
 		c.ID[:], c.Owner[:], c.Fingerprint, c.AtMostOnce, micros(c.Lease), c.AtMostOnce, micros(c.Lease)+micros(c.TTL),
 		[]byte(c.Operation), []byte(c.Key), c.Hash[:], seen[:])
 	read := s.bind(s.sql.read, c.Hash[:])
-	id := c.ID
 	return call(ctx, s, "takeover", func() (idempotency.Row, error) {
 		row, _, err := s.writeOrRead(ctx, takeover, read)
-		row.Won = row.ID == id && row.State == idempotency.Processing
+		row.Won = row.ID == c.ID && row.State == idempotency.Processing
 		return row, err
 	}, s.disown(c, takeover))
 }
@@ -304,7 +304,6 @@ func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
 // Where nobody knows, the server may still be making it: the queries that make
 // it, sent again, wait for that.
 func (s *Store) disown(c *idempotency.Claim, claim ...query) func(idempotency.Row, error) {
-	hash, id := c.Hash, c.ID
 	return func(row idempotency.Row, err error) {
 		var refused interface{ SQLState() string }
 		var network *net.OpError
@@ -323,8 +322,16 @@ func (s *Store) disown(c *idempotency.Claim, claim ...query) func(idempotency.Ro
 			}
 		}
 		// If this fails the key is held until the lease ends, as after a crash.
-		_, _ = s.exec(ctx, s.bind(s.sql.disown, hash[:], id[:]))
+		_, _ = s.exec(ctx, s.bind(s.sql.disown, c.Hash[:], c.ID[:]))
 	}
+}
+
+// keep returns a copy of a claim for what may still be under way when its caller
+// goes on.
+func keep(c *idempotency.Claim) *idempotency.Claim {
+	mine := *c
+	mine.Fingerprint = bytes.Clone(c.Fingerprint)
+	return &mine
 }
 
 // inFlight stands for a row that could not be read because others kept writing
