@@ -236,6 +236,43 @@ func TestZombie(t *testing.T) {
 	})
 }
 
+// A transaction has no lease: a process that stands still has its keys for as
+// long as its connections live, and can do nothing once they do not.
+func TestZombieInATransaction(t *testing.T) {
+	t.Parallel()
+	d := database{Driver: "postgres", DSN: pgtest.DSN(t)}
+	e := migrate(t, d)
+	const lease = time.Second
+	zombie, successor := pair(t, newConfig(d, lease))
+	lives := zombie.hold(t, transaction, "lives", "effect,hold")
+	dies := zombie.hold(t, transaction, "dies", "effect,hold")
+	zombie.signal(t, syscall.SIGSTOP)
+	stretch(time.Now(), 2*lease, func() {
+		want(t, "while it stands still", successor.post(transaction, "lives", "effect"), inFlight)
+		want(t, "while it stands still", successor.post(transaction, "dies", "effect"), inFlight)
+	})
+	if _, err := e.db.Exec(`SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity
+		WHERE datname = current_database() AND state LIKE 'idle in transaction%' ORDER BY xact_start DESC LIMIT 1`); err != nil {
+		t.Fatal(err)
+	}
+	first := map[string]answer{"dies": successor.until(t, transaction, "dies", "effect", inFlight)}
+	want(t, "the successor", first["dies"], created)
+	want(t, "while it stands still", successor.post(transaction, "lives", "effect"), inFlight)
+
+	zombie.signal(t, syscall.SIGCONT)
+	zombie.release(t, "lives")
+	zombie.release(t, "dies")
+	first["lives"] = receive(t, lives)
+	want(t, "the zombie whose connection lives", first["lives"], created)
+	want(t, "the zombie whose connection broke", receive(t, dies), storeUnavailable)
+	for key, a := range first {
+		wantReplay(t, zombie, transaction, key, a)
+		wantReplay(t, successor, transaction, key, a)
+	}
+	e.want(t, "lives", effect{1, 1})
+	e.want(t, "dies", effect{2, 1})
+}
+
 func TestClientHangsUp(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, e effects) {
 		one, two := pair(t, newConfig(d, 30*time.Second))
