@@ -98,7 +98,8 @@ func (a *asker) note(f func(*history)) {
 }
 
 // newAsker starts three servers, each with a pool of its own that leads through
-// a proxy of its own to one database. The last one's driver is pgx.
+// a proxy of its own to one database. One keeps keys in another pool besides,
+// where claims share statements; the last one's driver is pgx.
 func newAsker(t *testing.T, dsn string, sabotage func(txStore) txStore) *asker {
 	t.Helper()
 	look, err := sql.Open("postgres", dsn)
@@ -132,10 +133,16 @@ func newAsker(t *testing.T, dsn string, sabotage func(txStore) txStore) *asker {
 		a.pools = append(a.pools, db)
 		db.SetMaxOpenConns(poolSize)
 		db.SetMaxIdleConns(poolSize)
-		pg, err := sqlstore.NewPostgres(db)
+		var pg *sqlstore.Store
+		if i == 1 {
+			pg, err = sqlstore.OpenPostgres(proxy.dsn, sqlstore.WithTransactions(db))
+		} else {
+			pg, err = sqlstore.NewPostgres(db)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { pg.Close() })
 		if err := pg.Migrate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
