@@ -14,9 +14,6 @@ import (
 	"github.com/jmoiron/sqlx"
 )
 
-// sqliteBusyTimeout is how long a statement waits for the writer.
-const sqliteBusyTimeout = 5 * time.Second
-
 // SQLiteDSN returns the DSN under which modernc.org/sqlite opens the file as a
 // store needs it: with a write-ahead log, so that replays do not wait for
 // claims; synchronous, so that a claim survives a power failure; waiting for
@@ -28,7 +25,7 @@ func SQLiteDSN(path string) string {
 		path = "/" + path
 	}
 	return "file:" + (&url.URL{Path: path}).EscapedPath() +
-		fmt.Sprintf("?_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate", sqliteBusyTimeout.Milliseconds())
+		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
 }
 
 // NewSQLite returns a store in a table of an SQLite database, opened with

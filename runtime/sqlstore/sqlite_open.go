@@ -6,14 +6,15 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"time"
+	"strings"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 )
 
 // OpenSQLite opens a pool on a file, as sql.Open does with [SQLiteDSN], by the
-// driver modernc.org/sqlite, which the program imports. In one thing it differs:
-// when a handler that runs under guarantee: transaction writes past [Tx], through
+// driver modernc.org/sqlite, which the program imports. Params are further
+// parameters of the driver's DSN, such as "_pragma=foreign_keys(1)". In one thing
+// the pool differs: when a handler that runs under guarantee: transaction writes past [Tx], through
 // this pool or another that OpenSQLite opened on the same file, the write fails
 // at once. Otherwise it would wait for the handler's own transaction, which is
 // SQLite's one writer, until the busy timeout ends. Such a write is known by its
@@ -24,8 +25,8 @@ import (
 // takes longer than most statements.
 //
 // What [sql.Conn.Raw] passes is not the driver's own connection.
-func OpenSQLite(path string) (*sql.DB, error) {
-	dsn := SQLiteDSN(path)
+func OpenSQLite(path string, params ...string) (*sql.DB, error) {
+	dsn := strings.Join(append([]string{SQLiteDSN(path)}, params...), "&")
 	plain, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		return nil, fmt.Errorf("sqlstore: OpenSQLite: import modernc.org/sqlite: %w", err)
@@ -35,15 +36,19 @@ func OpenSQLite(path string) (*sql.DB, error) {
 	if err := plain.QueryRow(sqliteFile).Scan(&c.file); err != nil {
 		return nil, fmt.Errorf("sqlstore: OpenSQLite: %w", err)
 	}
+	if err := plain.QueryRow("PRAGMA busy_timeout").Scan(&c.timeout); err != nil {
+		return nil, fmt.Errorf("sqlstore: OpenSQLite: %w", err)
+	}
 	db := sql.OpenDB(c)
 	db.SetMaxIdleConns(16)
 	return db, nil
 }
 
 type sqliteConnector struct {
-	driver driver.Driver
-	dsn    string
-	file   string // as SQLite names it, however the path was written
+	driver  driver.Driver
+	dsn     string
+	file    string // as SQLite names it, however the path was written
+	timeout int    // the busy timeout of the DSN, in milliseconds
 }
 
 func (c *sqliteConnector) Driver() driver.Driver { return c.driver }
@@ -61,7 +66,7 @@ func (c *sqliteConnector) Connect(ctx context.Context) (driver.Conn, error) {
 		opened.Close()
 		return nil, fmt.Errorf("sqlstore: OpenSQLite: the driver that is registered as \"sqlite\" is a %T; import modernc.org/sqlite instead", c.driver)
 	}
-	return &sqliteConn{sqliteDriverConn: conn, file: c.file}, nil
+	return &sqliteConn{sqliteDriverConn: conn, connector: c}, nil
 }
 
 // A sqliteDriverConn is what the driver's connections are.
@@ -81,8 +86,8 @@ type sqliteDriverConn interface {
 // not wait.
 type sqliteConn struct {
 	sqliteDriverConn
-	file    string
-	hurried bool // its busy timeout is not as the DSN says, but none
+	connector *sqliteConnector
+	hurried   bool // its busy timeout is not the DSN's, but none
 }
 
 var errPastTx = errors.New("sqlstore: a write of the handler's past its transaction, which is SQLite's one writer, would wait for itself; write through sqlstore.Tx(ctx)")
@@ -100,7 +105,7 @@ func runningTx(ctx context.Context) *heldTx {
 // send calls with the busy timeout that its context allows.
 func send[T any](ctx context.Context, c *sqliteConn, call func() (T, error)) (T, error) {
 	held := runningTx(ctx)
-	itself := held != nil && held.conn != nil && held.conn != c && held.conn.file == c.file
+	itself := held != nil && held.conn != nil && held.conn != c && held.conn.connector.file == c.connector.file
 	if err := c.setWait(!itself); err != nil {
 		var none T
 		return none, err
@@ -117,11 +122,11 @@ func (c *sqliteConn) setWait(wait bool) error {
 	if c.hurried == !wait {
 		return nil
 	}
-	var timeout time.Duration
+	timeout := 0
 	if wait {
-		timeout = sqliteBusyTimeout
+		timeout = c.connector.timeout
 	}
-	_, err := c.sqliteDriverConn.ExecContext(context.Background(), fmt.Sprintf("PRAGMA busy_timeout = %d", timeout.Milliseconds()), nil)
+	_, err := c.sqliteDriverConn.ExecContext(context.Background(), fmt.Sprintf("PRAGMA busy_timeout = %d", timeout), nil)
 	if err == nil {
 		c.hurried = !wait
 	}

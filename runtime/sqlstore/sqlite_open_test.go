@@ -15,9 +15,9 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
 
-func openSQLite(t *testing.T, path string) *sql.DB {
+func openSQLite(t *testing.T, path string, params ...string) *sql.DB {
 	t.Helper()
-	db, err := sqlstore.OpenSQLite(path)
+	db, err := sqlstore.OpenSQLite(path, params...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,6 +33,16 @@ func TestOpenSQLite(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) idempotency.Store {
 		return newSQLite(t, openSQLite(t, filepath.Join(t.TempDir(), "a file with ? # % and spaces.db")))
 	})
+}
+
+func TestOpenSQLiteParams(t *testing.T) {
+	db := openSQLite(t, filepath.Join(t.TempDir(), "keys.db"), "_pragma=foreign_keys(1)", "_pragma=cache_size(-4000)")
+	for pragma, want := range map[string]string{"foreign_keys": "1", "cache_size": "-4000", "journal_mode": "wal", "synchronous": "2"} {
+		var got string
+		if err := db.QueryRow("PRAGMA " + pragma).Scan(&got); err != nil || got != want {
+			t.Errorf("%s is %q, %v; want %q", pragma, got, err, want)
+		}
+	}
 }
 
 func TestOpenSQLiteFails(t *testing.T) {
