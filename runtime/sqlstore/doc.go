@@ -1,9 +1,14 @@
 // Package sqlstore keeps claims and outcomes in one table of an SQL database,
-// through the application's own database/sql pool.
+// through the application's own database/sql pool or, faster, one of its own.
 //
 //	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
 //	store, err := sqlstore.NewPostgres(db)
 //	err = store.Migrate(ctx) // or apply what DDL returns
+//
+// or, where nothing stands between the program and PostgreSQL:
+//
+//	store, err := sqlstore.OpenPostgres(os.Getenv("DATABASE_URL"), sqlstore.WithTransactions(db))
+//	defer store.Close()
 //
 // or, embedded:
 //
@@ -26,6 +31,10 @@
 // stdlib package behind a pooler, set default_query_exec_mode=simple_protocol.
 // Where the pool connects directly, [WithPreparedStatements] is faster. A server
 // that logs statements logs recorded bodies, in hexadecimal.
+//
+// [OpenPostgres] is for direct connections only, and the fastest: claims and
+// settlements that come at the same time share a statement and a commit. One that
+// fails harms only itself, and whoever finds nobody else is not held up.
 //
 // The pool must lead to the primary. A read replica lags behind the claims, and
 // a key would be claimed twice. For the same reason a claim that was committed
@@ -55,4 +64,6 @@
 // the driver gives up. On a dead network that is when the operating system does,
 // on Linux after some fifteen minutes unless TCP_USER_TIMEOUT or tcp_retries2 is
 // lowered. A claim that is abandoned is given back when it turns out to be made.
+// A call over the pool of [OpenPostgres] leaves nothing behind: the end of its
+// context closes its connection, and the next call opens another.
 package sqlstore
