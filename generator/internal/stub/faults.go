@@ -38,7 +38,23 @@ var faultCures = []struct {
 }{
 	{
 		regexp.MustCompile(`^invalid receiver type`),
-		`say "type: object" in the schema of that response, or generate without strict-server`,
+		`generate without strict-server, or say "type: object" in the schema of that response`,
+	},
+	{
+		regexp.MustCompile(`^Body redeclared`),
+		`generate without strict-server, or keep one of its request body's media types that are not JSON`,
+	},
+	{
+		regexp.MustCompile(`^(?:JSON|XML|YAML)(?:\dXX|\d+|Default) redeclared`),
+		`a response has two media types of that kind: keep one`,
+	},
+	{
+		regexp.MustCompile(`^\w+ redeclared$`),
+		`two of its names are one in Go: give one an x-go-name`,
+	},
+	{
+		regexp.MustCompile(`^undefined: .*Body`),
+		`move that body's schema to components/schemas and refer to it`,
 	},
 }
 
@@ -48,7 +64,7 @@ func (o *Output) Explain(faults []Fault) error {
 	var findings document.Findings
 	var unplaced []string
 	placed := map[document.Position]bool{}
-	for _, fault := range faults {
+	for _, fault := range causes(faults) {
 		name := ""
 		if m := undefined.FindStringSubmatch(fault.Message); m != nil {
 			name = m[1]
@@ -84,6 +100,21 @@ func (o *Output) Explain(faults []Fault) error {
 		return fmt.Errorf("what oapi-codegen generates for this document does not compile: %s", strings.Join(unplaced, "; "))
 	}
 	return nil
+}
+
+// causes leaves out the faults that follow from a name that is declared twice.
+func causes(faults []Fault) []Fault {
+	twice := map[string]bool{}
+	for _, fault := range faults {
+		if m := redeclared.FindStringSubmatch(fault.Message); m != nil {
+			twice[m[1]] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(faults), func(fault Fault) bool {
+		isTwice := func(name string) bool { return twice[name] }
+		return !redeclared.MatchString(fault.Message) &&
+			(twice[fault.In] || slices.ContainsFunc(word.FindAllString(fault.Message, -1), isTwice))
+	})
 }
 
 func faultCure(message string) string {
