@@ -40,6 +40,9 @@ func (r *resolver) pathItem(place document.Place, at *document.Node) []Operation
 			r.reject(own.Pos, "%s beside $ref would be lost; write it in the path item that $ref %q points at", r.cfg.Extension, ref.Value)
 		}
 		if replaced(item) {
+			if target, err := r.doc.Follow(item); err == nil && (r.annotates(item) || r.annotates(target)) {
+				r.reject(ref.Pos, "what stands beside this $ref replaces what it points at in some versions of kin-openapi, and is merged with it in others, so that %s could be lost; move it to where $ref %q points", r.cfg.Extension, ref.Value)
+			}
 			break
 		}
 		if seen[item] {
@@ -125,8 +128,20 @@ func aliased(token string) string {
 	return document.Unescape(token)
 }
 
+// annotates reports whether an operation of the path item may be annotated.
+func (r *resolver) annotates(item *document.Node) bool {
+	for _, m := range members(item) {
+		method := strings.ToLower(m.Name)
+		if methods[method] && (m.Value.Member(r.cfg.Extension) != nil || item.Member(r.cfg.Extension) != nil ||
+			r.root != nil && slices.Contains(r.root.applyTo, method)) {
+			return true
+		}
+	}
+	return false
+}
+
 // replaced reports whether item has fields beside its $ref that make
-// kin-openapi ignore the $ref.
+// kin-openapi ignore the $ref, or in newer versions merge the two.
 func replaced(item *document.Node) bool {
 	for _, m := range item.Members {
 		name := strings.ToLower(m.Name)

@@ -404,7 +404,6 @@ paths:
   /alias: {$ref: '#/paths/~1aliased'}
   /encoded: {$ref: '#/paths/~1with%7Bid%7D'}
   /with{id}: {post: {x-idempotent: true}}
-  /replaced: {$ref: '#/paths/~1aliased', patch: {x-idempotent: true}}
   /empty: {$ref: '', patch: {x-idempotent: true}}
   /url: {$ref: 'https://example.com/v1/items.yaml?x=1#/a'}
 components:
@@ -426,10 +425,9 @@ components:
 		`POST /alias spec.yaml:6:43 "/aliased" false`,
 		`POST /aliased spec.yaml:6:43 "" false`,
 		`PATCH /chain more.yaml:1:9 "" false`,
-		`PATCH /empty spec.yaml:11:30 "" false`,
+		`PATCH /empty spec.yaml:10:30 "" false`,
 		`POST /encoded spec.yaml:9:22 "/with{id}" false`,
 		`POST /part items/parts.yaml:3:5 "" false`,
-		`PATCH /replaced spec.yaml:10:50 "" false`,
 		`POST /url https:/example.com/b.yaml:1:8 "" false`,
 		`POST /whole items/whole.json:2:1 "" true`,
 		`POST /with{id} spec.yaml:9:22 "" false`,

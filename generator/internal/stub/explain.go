@@ -243,8 +243,8 @@ func operationMember(doc *document.Document, method string, place document.Place
 	return doc.Lookup("paths", place.Name, method)
 }
 
-// parameterPosition returns where an operation, or its path item, declares a
-// path parameter; failing that, where the operation's method stands.
+// parameterPosition returns where an operation, or its path item, names a path
+// parameter; failing that, where the operation's method stands.
 func parameterPosition(doc *document.Document, method string, place document.Place, name string) document.Position {
 	op := operationMember(doc, method, place)
 	if op == nil {
@@ -263,8 +263,9 @@ func parameterPosition(doc *document.Document, method string, place document.Pla
 			if err != nil {
 				continue
 			}
-			if declared := node.Field("name"); declared != nil && declared.Value == name && node.Field("in").Value == "path" {
-				return node.Pos
+			declared, in := node.Member("name"), node.Get("in")
+			if declared != nil && declared.Value.Value == name && in != nil && in.Value == "path" {
+				return declared.Pos
 			}
 		}
 	}
