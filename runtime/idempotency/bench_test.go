@@ -74,9 +74,13 @@ func (l *loop) send(key string) {
 type serving = http.HandlerFunc
 
 // behindGuard returns handler behind a guard over a store in memory.
-func behindGuard(t testing.TB, handler http.HandlerFunc, options ...idempotency.Option) http.Handler {
+func behindGuard(t testing.TB, handler http.HandlerFunc) http.Handler {
+	return behindStore(t, memorystore.New(), handler)
+}
+
+func behindStore(t testing.TB, store idempotency.Store, handler http.HandlerFunc, options ...idempotency.Option) http.Handler {
 	p := idempotency.DefaultPolicy("POST /orders")
-	guard, err := idempotency.New(memorystore.New(), options...)
+	guard, err := idempotency.New(store, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

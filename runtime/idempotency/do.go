@@ -73,6 +73,9 @@ func (g *Guard) do(ctx context.Context, p *Policy, req *Request, next runner, e 
 		StepTimeout: g.storeTimeout,
 	}
 	e.claim.Hash, e.claim.Owner = e.op.identify(principal, key)
+	if row, ok := g.replays.get(&e.claim.Hash); ok {
+		return g.answer(ctx, e, req, &row, e.decide(&row)), nil
+	}
 	_, _ = rand.Read(e.claim.ID[:]) // never fails, says crypto/rand
 
 	if !e.op.readsBody && req.length() > p.MaxRequestBody {
@@ -180,13 +183,13 @@ func (e *execution) acquire(ctx context.Context, claim func() (Row, error)) (row
 }
 
 func (e *execution) claimRow(ctx context.Context, f func(context.Context) (Row, error)) (row Row, err error) {
-	sent := time.Now()
+	e.asked = time.Now()
 	err = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
 		row, err = f(ctx)
 		return err
 	})
 	if row.Won {
-		e.lease.start = sent
+		e.lease.start = e.asked
 		e.claim.Attempt = max(row.Attempt, 1)
 	}
 	return row, err
@@ -226,6 +229,7 @@ func (g *Guard) answer(ctx context.Context, e *execution, req *Request, row *Row
 	case verdictReplay:
 		resp, err := e.replay(row)
 		if err == nil {
+			g.replays.put(&e.claim.Hash, row, e.asked)
 			e.emit(ctx, Event{Kind: EventReplayed, Status: resp.Status, Attempt: row.Attempt})
 			return resp
 		}

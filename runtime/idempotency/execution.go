@@ -21,6 +21,7 @@ type execution struct {
 	// into is where a replay may write its answer; nil: to a new one.
 	into *Response
 
+	asked     time.Time // when the store was last asked for the row
 	lease     lease
 	storeTime atomic.Int64 // nanoseconds
 	tookOver  bool
@@ -117,6 +118,7 @@ func (e *execution) settle(ctx context.Context, o Outcome) (Row, error) {
 	e.drop()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		var row Row
+		e.asked = time.Now()
 		err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
 			row, err = e.guard.store.Settle(ctx, &e.claim, o)
 			return err
@@ -220,6 +222,7 @@ func (e *execution) settled(ctx context.Context, req *Request, o Outcome, resp *
 	case err != nil:
 		return e.guard.refuseAs(ctx, e, req, unsettled()), nil
 	case row.Won:
+		e.guard.replays.put(&e.claim.Hash, &row, e.asked)
 		return resp, handlerErr
 	}
 	return e.superseded(ctx, req, &row), nil

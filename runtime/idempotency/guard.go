@@ -30,6 +30,7 @@ type Guard struct {
 	principals   map[reflect.Type]principalFunc
 	secrets      []Secret // the first is the current one
 	sealer       Sealer
+	replays      *replayCache
 	optionalKeys bool
 
 	mu         sync.RWMutex
@@ -62,6 +63,9 @@ func New(store Store, options ...Option) (*Guard, error) {
 	}
 	if err := checkSecrets(g.secrets, 1); err != nil {
 		return nil, fmt.Errorf("idempotency: fingerprint secrets: %w", err)
+	}
+	if g.replays != nil && g.replays.max <= 0 {
+		return nil, fmt.Errorf("idempotency: a replay cache of %d bytes holds nothing; leave WithReplayCache out, or give it more", g.replays.max)
 	}
 	if g.storeTimeout <= 0 {
 		return nil, fmt.Errorf("idempotency: store timeout %v is not positive", g.storeTimeout)

@@ -70,9 +70,9 @@ func (e *execution) runInTx(ctx context.Context, req *Request, next runner) (*Re
 		if ran {
 			return Row{}, errRaced
 		}
-		start := time.Now()
+		e.asked = time.Now()
 		row, err := e.op.transactor.InTx(runCtx, &e.claim, handle)
-		e.countStoreTime(1, start)
+		e.countStoreTime(1, e.asked)
 		if err == nil && ran && !row.Won && (row.IsZero() || e.decide(&row) == verdictTakeOver) {
 			err = errRaced
 		}
