@@ -32,8 +32,12 @@ func (f *File) Faults() []Fault {
 	}
 	info := types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	check := types.Config{Importer: unknown{}, Error: func(err error) {
-		if e := err.(types.Error); !e.Soft && !doubtful.MatchString(e.Msg) {
-			message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
+		e := err.(types.Error)
+		message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
+		if e.Soft {
+			message = f.assigned(e.Pos)
+		}
+		if message != "" && !doubtful.MatchString(message) {
 			add(e.Pos, message)
 		}
 	}}
@@ -42,6 +46,18 @@ func (f *File) Faults() []Fault {
 		add(x.Pos(), x.Name+" hides the package "+x.Name)
 	}
 	return faults
+}
+
+// assigned tells what is declared twice by the := at pos; empty if there is none,
+// as the other soft errors are no faults of the document's.
+func (f *File) assigned(pos token.Pos) (message string) {
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		if n, ok := n.(*ast.AssignStmt); ok && n.TokPos == pos {
+			message = f.text(n.Lhs[0]) + " redeclared in this block"
+		}
+		return message == ""
+	})
+	return message
 }
 
 // hiding lists where a variable of the document's, which is no pointer, stands in
