@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oapi-idempotent/oapi-idempotent/generator"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
 	webhooks "github.com/oapi-idempotent/oapi-idempotent/testdata/golden/webhooks/want"
@@ -204,4 +205,99 @@ func TestReceiversNeedAGuard(t *testing.T) {
 		})
 	}
 	webhooks.OrderPaidWebhookHandler(&receivers{}, idempotency.Passthrough(), nil)
+}
+
+const deliveries = `openapi: 3.1.0
+info: {title: Deliveries, version: "1"}
+paths:
+  /subscriptions:
+    post:
+      operationId: subscribe
+      parameters: [{$ref: '#/components/parameters/Key'}]
+      responses: {"201": {description: subscribed}}
+      callbacks:
+        delivered:
+          '{$request.body#/url}':
+            parameters: [{$ref: '#/components/parameters/Key'}]
+            post: {x-idempotent: true, responses: {"204": {description: noted}}}
+webhooks:
+  paid:
+    post:
+      x-idempotent: true
+      parameters: [{$ref: '#/components/parameters/Key'}]
+      responses: {"204": {description: noted}}
+components:
+  parameters:
+    Key: {name: Idempotency-Key, in: header, required: true, schema: {type: string, format: uuid}}
+`
+
+// TestKeyParametersOfWebhooks: what becomes of a declared key parameter becomes of
+// it where the annotation reaches, and not beside it.
+func TestKeyParametersOfWebhooks(t *testing.T) {
+	for mode, want := range map[string]string{
+		"relax": "IdempotencyKey *string",
+		"keep":  "IdempotencyKey Key",
+		"strip": "",
+	} {
+		cfg := server(map[string]string{"spec.yaml": deliveries})
+		cfg.Generate.Client = true
+		cfg.Idempotency.HeaderParam = mode
+		code := source(t, cfg)
+		for _, name := range []string{"PaidParams", "DeliveredParams"} {
+			_, after, found := strings.Cut(code, "type "+name+" struct {\n")
+			field, _, _ := strings.Cut(after, "`")
+			if found != (want != "") || want != "" && strings.Join(strings.Fields(field), " ") != want {
+				t.Errorf("%s: %s has %q, want %q", mode, name, field, want)
+			}
+		}
+		if !strings.Contains(code, "type SubscribeParams struct {\n\tIdempotencyKey Key `") {
+			t.Errorf("%s: the parameter of an operation that is not annotated has changed", mode)
+		}
+	}
+}
+
+// TestUserTemplatesOfWebhooks refuses templates that would send webhooks without a
+// key, or receive them without a guard.
+func TestUserTemplatesOfWebhooks(t *testing.T) {
+	for name, test := range map[string]struct{ template, text, want string }{
+		"no webhook initiator":  {"webhook-initiator.tmpl", "// none\n", "no struct WebhookInitiator"},
+		"no callback initiator": {"callback-initiator.tmpl", "// none\n", "no struct CallbackInitiator"},
+		"another way to send": {"webhook-initiator.tmpl",
+			"type WebhookInitiator struct {\n}\nfunc (p *WebhookInitiator) Paid(ctx context.Context, targetURL string) error {\nreturn nil\n}\n",
+			"WebhookInitiator has no method Paid that sends its request as oapi-codegen's does"},
+		"no receiver": {"stdhttp/std-http-receiver.tmpl", "// none\n", "no function that takes a WebhookReceiverInterface"},
+		"nothing that takes the receiver": {"stdhttp/std-http-receiver.tmpl",
+			"type {{.Prefix}}ReceiverInterface interface {\n{{range .Operations}}Handle{{.OperationId}}{{$.Prefix}}(w http.ResponseWriter, r *http.Request)\n{{end}}}\n",
+			"no function that takes a WebhookReceiverInterface"},
+		"handlers of other names": {"stdhttp/std-http-receiver.tmpl",
+			"type {{.Prefix}}ReceiverInterface interface {\nReceive(w http.ResponseWriter, r *http.Request)\n}\n",
+			"WebhookReceiverInterface has no method HandlePaidWebhook"},
+		"in a function literal": {"stdhttp/std-http-receiver.tmpl",
+			"type {{.Prefix}}ReceiverInterface interface {\n{{range .Operations}}Handle{{.OperationId}}{{$.Prefix}}(w http.ResponseWriter, r *http.Request)\n{{end}}}\n" +
+				"var {{.Prefix}}Handler = func(si {{.Prefix}}ReceiverInterface) {}\n",
+			"takes a WebhookReceiverInterface in a function literal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := server(map[string]string{"spec.yaml": deliveries, "user.tmpl": test.text})
+			cfg.Generate.Client = true
+			cfg.OutputOptions.UserTemplates = map[string]string{test.template: "user.tmpl"}
+			if _, err := generator.Generate(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want an error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestWebhooksAreLinted advises on webhooks and callbacks as on other operations.
+func TestWebhooksAreLinted(t *testing.T) {
+	cfg := server(map[string]string{"spec.yaml": strings.ReplaceAll(deliveries, "x-idempotent: true", "x-other: 1")})
+	advice, err := generator.Lint(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, place := range []string{"POST webhook paid", "POST callback delivered of POST /subscriptions at {$request.body#/url}"} {
+		if !strings.Contains(advice.Error(), place+" declares Idempotency-Key") {
+			t.Errorf("nothing is said of %s: %v", place, advice)
+		}
+	}
 }
