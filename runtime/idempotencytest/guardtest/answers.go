@@ -1,7 +1,11 @@
 package guardtest
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +20,183 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/memorystore"
 )
+
+func replay(t *testing.T, target Target) {
+	body := `{"item":"lamp","n":9007199254740993,` + "\n" + ` "é":"` + "\U0001F4A1" + `"}`
+	f := serve(t, target, func(context.Context, Call) Reply {
+		return Reply{Status: http.StatusCreated, Body: body, Header: http.Header{
+			"Content-Type":     {"application/json; charset=utf-8"},
+			"Content-Language": {"de"},
+			"Etag":             {`"1"`},
+			"Location":         {"/things/1"},
+			"X-Many":           {"one", "two, three", "one"},
+			"Set-Cookie":       {"session=1; Path=/", "theme=dark"},
+			"X-Request-Id":     {"r1"},
+		}}
+	})
+	first := f.send(request{path: things, key: "a", body: lamp})
+	f.ran("first sight", first, http.StatusCreated)
+	again := f.send(request{path: things, key: "a", body: lamp})
+	f.replays("the same again", again, http.StatusCreated)
+	f.ranTimes(1)
+	if first.body != body || again.body != body {
+		f.Errorf("bodies are %q and %q, want %q", first.body, again.body, body)
+	}
+	if got := first.Header["Set-Cookie"]; len(got) != 2 {
+		f.Errorf("the first answer sets cookies %q, want two", got)
+	}
+	if first.ContentLength != int64(len(body)) {
+		f.Errorf("Content-Length is %d, want %d", first.ContentLength, len(body))
+	}
+	if again.Header["Set-Cookie"] != nil || again.Header["X-Request-Id"] != nil {
+		f.Errorf("the replay has another exchange's fields: %q", again.Header)
+	}
+	f.sameAnswer("all of it", first, again)
+}
+
+func outerFields(t *testing.T, target Target) {
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		if strings.Contains(call.Body, "vase") {
+			reply.Header["X-Outer"] = []string{"the handler's", "second"}
+		}
+		return reply
+	})
+	trip := func(key, body, trip string) string {
+		return strings.Join(f.send(request{path: things, key: key, body: body, header: http.Header{"X-Trip": {trip}}}).Header["X-Outer"], "|")
+	}
+	if got := trip("a", lamp, "1"); got != "1" {
+		f.Errorf("the first answer has a middleware's field as %q, want 1", got)
+	}
+	if got := trip("a", lamp, "2"); got != "2" {
+		f.Errorf("a replay has a middleware's field as %q, want that of this request, 2", got)
+	}
+	for _, n := range []string{"3", "4"} {
+		if got := trip("b", vase, n); got != "the handler's|second" {
+			f.Errorf("a field that the handler changed is %q", got)
+		}
+	}
+}
+
+func noBody(t *testing.T, target Target) {
+	for _, status := range []int{http.StatusNoContent, http.StatusNotModified} {
+		f := serve(t, target, func(context.Context, Call) Reply {
+			return Reply{Status: status, Header: http.Header{"Etag": {`"1"`}}}
+		})
+		first, again := f.send(request{path: things, key: "a", body: lamp}), f.send(request{path: things, key: "a", body: lamp})
+		f.ran("first sight", first, status)
+		f.replays("the same again", again, status)
+		for _, a := range []answer{first, again} {
+			if a.body != "" || a.Header.Get("Content-Length") != "" || a.Header.Get("Etag") != `"1"` {
+				f.Errorf("%d has the body %q and header %q", status, a.body, a.Header)
+			}
+		}
+	}
+}
+
+// unzip returns the body of an answer that was asked for compressed.
+func (f *fixture) unzip(a answer) string {
+	f.Helper()
+	if got := a.Header["Content-Encoding"]; !slices.Equal(got, []string{"gzip"}) {
+		f.Errorf("Content-Encoding is %q, want gzip", got)
+		return ""
+	}
+	r, err := gzip.NewReader(strings.NewReader(a.body))
+	if err != nil {
+		f.Error(err)
+		return ""
+	}
+	body, err := io.ReadAll(r)
+	if err != nil {
+		f.Error(err)
+	}
+	return string(body)
+}
+
+func compressed(t *testing.T, target Target) {
+	body := `{"item":"` + strings.Repeat("lamp ", 2000) + `"}`
+	s := &store{Store: memorystore.New(), settled: func(o idempotency.Outcome) {
+		if string(o.Body) != body || bytes.Contains(o.Header, []byte("gzip")) {
+			t.Errorf("recorded are %d bytes with the header %q", len(o.Body), o.Header)
+		}
+	}}
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		reply.Body = body
+		return reply
+	}, func(server *Server) { server.Compress, server.Guard = true, over(t, s) })
+	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
+	first, again := f.send(r), f.send(r)
+	f.ran("first sight", first, http.StatusCreated)
+	f.replays("the same again", again, http.StatusCreated)
+	for _, a := range []answer{first, again} {
+		if got := f.unzip(a); got != body {
+			f.Errorf("the body is %q", got)
+		}
+	}
+	r.header = http.Header{"Accept-Encoding": {"identity"}}
+	plain := f.send(r)
+	f.replays("the same, not compressed", plain, http.StatusCreated)
+	if plain.body != body || plain.Header.Get("Content-Encoding") != "" {
+		f.Errorf("the body is %q, encoded %q", plain.body, plain.Header.Get("Content-Encoding"))
+	}
+}
+
+func compressedAlready(t *testing.T, target Target) {
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, err := io.WriteString(w, lamp)
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		reply := created(ctx, call)
+		reply.Body = zipped.String()
+		reply.Header.Set("Content-Encoding", "gzip")
+		return reply
+	}, func(s *Server) { s.Compress = true })
+	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
+	first, again := f.send(r), f.send(r)
+	f.ran("first sight", first, http.StatusCreated)
+	f.replays("the same again", again, http.StatusCreated)
+	if target.SpoilsCompressed {
+		f.sameAnswer("spoilt", first, again)
+	} else {
+		for _, a := range []answer{first, again} {
+			if got := f.unzip(a); got != lamp {
+				f.Errorf("the body is %q", got)
+			}
+		}
+	}
+	r.header = http.Header{"Accept-Encoding": {"identity"}}
+	a := f.send(r)
+	f.replays("the same, which the compressor leaves alone", a, http.StatusCreated)
+	if got := f.unzip(a); got != lamp {
+		f.Errorf("the body is %q", got)
+	}
+}
+
+func contexts(t *testing.T, target Target) {
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		_, deadline := idempotency.RunContext(ctx).Deadline()
+		derived := idempotency.DeriveKey(ctx, "charge")
+		if err := idempotency.MarkEffect(ctx); err != nil {
+			return Reply{Status: http.StatusTeapot, Body: err.Error()}
+		}
+		return Reply{
+			Status: http.StatusBadGateway,
+			Body: fmt.Sprintf("key %s, attempt %d, deadline %v, derived the same %v",
+				idempotency.KeyFrom(ctx), idempotency.Attempt(ctx), deadline, derived == idempotency.DeriveKey(ctx, "charge")),
+		}
+	})
+	first := f.send(request{path: things, key: "a", body: lamp})
+	f.ran("a marked effect, then an error", first, http.StatusBadGateway)
+	if want := "key a, attempt 1, deadline true, derived the same true"; first.body != want {
+		f.Errorf("the handler found %q, want %q", first.body, want)
+	}
+	f.replays("the same again", f.send(request{path: things, key: "a", body: lamp}), http.StatusBadGateway)
+	f.ranTimes(1)
+}
 
 // neighbours are safe methods on the path of an annotated operation.
 func neighbours(t *testing.T, target Target) {

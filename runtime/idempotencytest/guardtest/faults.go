@@ -3,15 +3,240 @@ package guardtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/memorystore"
 )
+
+func failures(t *testing.T, target Target) {
+	fail := func(status int, text string) (again answer, f *fixture) {
+		f = serve(t, target, func(context.Context, Call) Reply { return Reply{Err: &Error{status, text}} })
+		want := "handled: " + text
+		if target.ErrorsAre500 {
+			status, want = http.StatusInternalServerError, text
+		}
+		first := f.send(request{path: things, key: "a", body: lamp})
+		f.ran("a failure", first, status)
+		again = f.send(request{path: things, key: "a", body: lamp})
+		for _, a := range []answer{first, again} {
+			if a.StatusCode != status || strings.TrimSpace(a.body) != want {
+				f.Errorf("the failure is rendered as %d %q, want %d %q", a.StatusCode, a.body, status, want)
+			}
+		}
+		return again, f
+	}
+	recorded := !target.ErrorsAre500 && !target.ErrorsAreOutside
+	for _, status := range []int{http.StatusNotFound, http.StatusConflict} {
+		again, f := fail(status, "sold out")
+		if again.replayed() != recorded {
+			f.Errorf("%d was replayed: %v, want %v", status, again.replayed(), recorded)
+		}
+		if recorded {
+			f.ranTimes(1)
+		} else {
+			f.ranTimes(2)
+		}
+	}
+	again, f := fail(http.StatusTooManyRequests, "later")
+	f.ranTimes(2)
+	if again.replayed() {
+		f.Error("429 was recorded by its class")
+	}
+}
+
+func serverError(t *testing.T, target Target) {
+	var broken atomic.Bool
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		if broken.Load() {
+			return Reply{Status: http.StatusBadGateway, Body: "broken"}
+		}
+		return created(ctx, call)
+	})
+	broken.Store(true)
+	f.ran("broken", f.send(request{path: things, key: "a", body: lamp}), http.StatusBadGateway)
+	broken.Store(false)
+	f.ran("mended", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+	f.replays("the same again", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+	f.ranTimes(2)
+}
+
+func panics(t *testing.T, target Target) {
+	var attempts sync.Map
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		attempts.Store(idempotency.Attempt(ctx), true)
+		if idempotency.Attempt(ctx) == 1 {
+			panic("out of lamps")
+		}
+		return created(ctx, call)
+	})
+	form := request{path: files, key: "a", contentType: "application/x-www-form-urlencoded", body: "item=lamp"}
+	f.ran("a panic", f.send(form), http.StatusInternalServerError)
+	again := f.until("a second run", form, func(a answer) bool {
+		if a.StatusCode == http.StatusConflict {
+			f.refuses("before the lease ended", a, http.StatusConflict, wire.InFlight)
+			return false
+		}
+		return true
+	})
+	f.ran("after the lease ended", again, http.StatusCreated)
+	f.ranTimes(2)
+	if _, ok := attempts.Load(2); !ok {
+		f.Error("the second run was not attempt 2")
+	}
+}
+
+func atMostOnce(t *testing.T, target Target) {
+	f := serve(t, target, func(context.Context, Call) Reply { return Reply{Status: http.StatusBadGateway, Body: "broken"} })
+	pay := request{path: payments, key: "a", body: lamp, header: http.Header{"X-User": {"ann"}}}
+	f.ran("broken", f.send(pay), http.StatusBadGateway)
+	f.replays("the same again", f.send(pay), http.StatusBadGateway)
+	f.ranTimes(1)
+}
+
+func hangUp(t *testing.T, target Target) {
+	handle, begun, release := held()
+	cancelled := make(chan error, 1)
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		if call.Operation != "createThing" {
+			return Reply{Status: http.StatusOK}
+		}
+		reply := handle(ctx, call)
+		cancelled <- idempotency.RunContext(ctx).Err()
+		return reply
+	})
+	t.Cleanup(release)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if resp, err := f.open(request{path: things, key: "a", body: lamp, ctx: ctx}); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	wait(f, "the first run", begun)
+	cancel()
+	wait(f, "the hanging up", gone)
+	f.ran("another request", f.send(request{method: http.MethodGet, path: things}), http.StatusOK)
+	release()
+	if err := wait(f, "the run's end", cancelled); err != nil {
+		f.Errorf("the run's context: %v", err)
+	}
+	again := f.until("a replay", request{path: things, key: "a", body: lamp}, func(a answer) bool { return a.StatusCode != http.StatusConflict })
+	f.replays("the same again", again, http.StatusCreated)
+	f.ranTimes(2) // with the other request
+}
+
+func shutdown(t *testing.T, target Target) {
+	handle, begun, release := held()
+	f := serve(t, target, handle)
+	t.Cleanup(release)
+	first := f.start(request{path: things, key: "a", body: lamp})
+	wait(f, "the first run", begun)
+	down := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		down <- f.Shutdown(ctx)
+	}()
+	address := strings.TrimPrefix(f.URL, "http://")
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			break
+		}
+		conn.Close()
+		if time.Now().After(deadline) {
+			f.Fatal("the server still accepts connections")
+		}
+	}
+	select {
+	case err := <-down:
+		f.Fatalf("the server went down (%v) with a request in flight", err)
+	default:
+	}
+	release()
+	f.ran("the first", wait(f, "the first answer", first), http.StatusCreated)
+	f.client.CloseIdleConnections()
+	if err := wait(f, "the shutdown", down); err != nil {
+		f.Errorf("shutdown: %v", err)
+	}
+}
+
+// A store is one that can be watched and can fail.
+type store struct {
+	idempotency.Store
+	claimed  func(idempotency.Row)
+	settled  func(idempotency.Outcome)
+	claims   atomic.Bool // fail
+	settling atomic.Bool // fails
+}
+
+var errDown = errors.New("the store is down")
+
+func (s *store) Claim(ctx context.Context, c *idempotency.Claim) (idempotency.Row, error) {
+	if s.claims.Load() {
+		return idempotency.Row{}, errDown
+	}
+	row, err := s.Store.Claim(ctx, c)
+	if s.claimed != nil && err == nil {
+		s.claimed(row)
+	}
+	return row, err
+}
+
+func (s *store) Settle(ctx context.Context, c *idempotency.Claim, o idempotency.Outcome) (idempotency.Row, error) {
+	if s.settling.Load() {
+		return idempotency.Row{}, errDown
+	}
+	if s.settled != nil {
+		s.settled(o)
+	}
+	return s.Store.Settle(ctx, c, o)
+}
+
+func storeDown(t *testing.T, target Target) {
+	s := &store{Store: memorystore.New()}
+	f := serve(t, target, created, func(server *Server) { server.Guard = over(t, s) })
+	s.claims.Store(true)
+	down := f.send(request{path: things, key: "a", body: lamp})
+	f.refuses("store down", down, http.StatusServiceUnavailable, wire.StoreUnavailable)
+	if down.Header.Get("Retry-After") == "" {
+		f.Error("no Retry-After")
+	}
+	f.ranTimes(0)
+	s.claims.Store(false)
+	f.ran("store up", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+}
+
+func storeDownMeanwhile(t *testing.T, target Target) {
+	s := &store{Store: memorystore.New()}
+	for _, streaming := range []bool{false, true} {
+		f := serve(t, target, func(ctx context.Context, call Call) Reply {
+			reply := created(ctx, call)
+			reply.Header.Set("X-Secret", "1")
+			if streaming {
+				reply.Stream, reply.Body = []string{"one", "two"}, ""
+			}
+			return reply
+		}, func(server *Server) { server.Guard = over(t, s) })
+		s.settling.Store(true)
+		a := f.send(request{path: files, key: fmt.Sprint("a", streaming), contentType: "application/x-www-form-urlencoded", body: "item=lamp"})
+		f.refuses("not recorded", a, http.StatusServiceUnavailable, wire.OutcomeUnknown)
+		if a.Header.Get("X-Secret") != "" || a.Header.Get("Location") != "" || a.Header.Get("Retry-After") == "" {
+			f.Errorf("the refusal's header is %q", a.Header)
+		}
+	}
+}
 
 var aForm = request{path: files, key: "a", contentType: "application/x-www-form-urlencoded", body: "item=lamp"}
 

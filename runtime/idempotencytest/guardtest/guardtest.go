@@ -20,6 +20,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -171,13 +172,14 @@ func Outer(ctx context.Context, field func(name string) string) (context.Context
 
 // Run runs the suite on target, its cases in parallel.
 func Run(t *testing.T, target Target) {
-	for _, c := range cases {
-		if c.needsHTTP && target.Fasthttp {
-			continue
-		}
-		t.Run(c.promise, func(t *testing.T) {
+	held := promises
+	if !target.Fasthttp {
+		held = slices.Concat(promises, httpPromises)
+	}
+	for _, p := range held {
+		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			c.check(t, target)
+			p.check(t, target)
 		})
 	}
 }

@@ -17,6 +17,54 @@ import (
 	_ "modernc.org/sqlite"
 )
 
+func unannotated(t *testing.T, target Target) {
+	f := serve(t, target, func(context.Context, Call) Reply { return Reply{Status: http.StatusOK, Body: "[]"} })
+	for range 2 {
+		f.ran("a GET", f.send(request{method: http.MethodGet, path: things, key: "a"}), http.StatusOK)
+	}
+	f.ranTimes(2)
+}
+
+func baseURL(t *testing.T, target Target) {
+	f := serve(t, target, created, func(s *Server) { s.BaseURL = "/v1" })
+	f.refuses("no key", f.send(request{path: "/v1" + things, body: lamp}), http.StatusBadRequest, wire.MissingKey)
+	f.ran("first sight", f.send(request{path: "/v1" + things, key: "a", body: lamp}), http.StatusCreated)
+	f.replays("the same again", f.send(request{path: "/v1" + things, key: "a", body: lamp}), http.StatusCreated)
+}
+
+func byHand(t *testing.T, target Target) {
+	f := serve(t, target, created, func(s *Server) { s.ByHand = true })
+	f.refuses("no key", f.send(request{path: things, body: lamp}), http.StatusBadRequest, wire.MissingKey)
+	f.ran("first sight", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+	f.replays("the same again", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+}
+
+func passthrough(t *testing.T, target Target) {
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		if idempotency.KeyFrom(ctx) != (idempotency.Key{}) {
+			return Reply{Status: http.StatusTeapot}
+		}
+		reply := created(ctx, call)
+		if strings.Contains(call.Body, "vase") {
+			reply.Body, reply.Stream = "", []string{"one", "two"}
+		}
+		return reply
+	}, func(s *Server) {
+		s.Guard = func(idempotency.Option) *idempotency.Guard { return idempotency.Passthrough() }
+	})
+	for _, key := range []string{"", "a", "a"} {
+		a := f.send(request{path: things, key: key, body: lamp, header: http.Header{"X-Trip": {"1"}}})
+		f.ran("unguarded", a, http.StatusCreated)
+		if a.body != lamp || a.Header.Get("Location") != "/things/1" || a.Header.Get("X-Outer") != "1" {
+			f.Errorf("unguarded: %q %q", a.Header, a.body)
+		}
+	}
+	if a := f.send(request{path: things, key: "a", body: vase}); a.StatusCode != http.StatusCreated || a.body != "onetwo" {
+		f.Errorf("a stream, unguarded: %d %q", a.StatusCode, a.body)
+	}
+	f.ranTimes(4)
+}
+
 func group(t *testing.T, target Target) {
 	f := serve(t, target, created, func(s *Server) { s.Group = "/v2" })
 	f.refuses("no key", f.send(request{path: "/v2" + things, body: lamp}), http.StatusBadRequest, wire.MissingKey)

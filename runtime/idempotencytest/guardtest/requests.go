@@ -1,15 +1,170 @@
 package guardtest
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"mime/multipart"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
+
+func badKeys(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	f.refuses("no key", f.send(request{path: things, body: lamp}), http.StatusBadRequest, wire.MissingKey)
+	f.refuses("a blank key", f.send(request{path: things, body: lamp, header: http.Header{wire.HeaderKey: {" "}}}), http.StatusBadRequest, wire.MissingKey)
+	for what, values := range map[string][]string{
+		"two fields":    {"a", "b"},
+		"one key twice": {"a", "a"},
+		"a comma":       {"a, b"},
+		"not ASCII":     {"sch\u00fcssel"},
+		"too long":      {strings.Repeat("k", 256)},
+		"the nil UUID":  {"00000000-0000-0000-0000-000000000000"},
+	} {
+		f.refuses(what, f.send(request{path: things, body: lamp, header: http.Header{wire.HeaderKey: values}}), http.StatusBadRequest, wire.InvalidKey)
+	}
+	f.ranTimes(0)
+	f.ran("a bare key", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+	f.replays("the same key, quoted", f.send(request{path: things, key: `"a"`, body: lamp}), http.StatusCreated)
+}
+
+func optionalKey(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	form := request{path: files, contentType: "application/x-www-form-urlencoded", body: "item=lamp"}
+	for range 2 {
+		f.ran("no key", f.send(form), http.StatusCreated)
+	}
+	f.ranTimes(2)
+}
+
+func mismatch(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	f.ran("first sight", f.send(request{path: things + "?a=1&b=2", key: "a", body: `{"item":"lamp","n":1}`}), http.StatusCreated)
+	f.replays("the same in another order", f.send(request{path: things + "?b=2&a=1", key: "a", body: `{ "n":1, "item":"lamp" }`}), http.StatusCreated)
+	f.refuses("another body", f.send(request{path: things + "?a=1&b=2", key: "a", body: vase}), http.StatusUnprocessableEntity, wire.KeyReused)
+	f.refuses("another query", f.send(request{path: things + "?a=1&b=3", key: "a", body: `{"item":"lamp","n":1}`}), http.StatusUnprocessableEntity, wire.KeyReused)
+	f.refuses("another media type", f.send(request{path: things + "?a=1&b=2", key: "a", body: `{"item":"lamp","n":1}`, contentType: "application/vnd.t+json"}), http.StatusUnprocessableEntity, wire.KeyReused)
+	f.ranTimes(1)
+}
+
+func bodyLimit(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	form := request{path: files, key: "a", contentType: "application/x-www-form-urlencoded"}
+	for _, chunked := range []bool{false, true} {
+		form.chunked, form.body = chunked, "item="+strings.Repeat("x", 4<<10)
+		f.refuses(fmt.Sprintf("4 KiB and more, chunked: %v", chunked), f.send(form), http.StatusRequestEntityTooLarge, wire.RequestTooLarge)
+	}
+	f.ranTimes(0)
+	form.body = "item=lamp"
+	f.ran("a small body with the key", f.send(form), http.StatusCreated)
+}
+
+func chunked(t *testing.T, target Target) {
+	var seen atomic.Value
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		seen.Store(call.Body)
+		return created(ctx, call)
+	})
+	f.ran("chunked", f.send(request{path: things, key: "a", body: lamp, chunked: true}), http.StatusCreated)
+	f.replays("with a length", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+	f.refuses("another, chunked", f.send(request{path: things, key: "a", body: vase, chunked: true}), http.StatusUnprocessableEntity, wire.KeyReused)
+	if body, _ := seen.Load().(string); !strings.Contains(body, "lamp") {
+		f.Errorf("the handler read %q", body)
+	}
+}
+
+func multipartForm(t *testing.T, target Target) {
+	var seen atomic.Value
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		seen.Store(call.Body)
+		return created(ctx, call)
+	})
+	form := func(boundary, content string) request {
+		var body bytes.Buffer
+		w := multipart.NewWriter(&body)
+		err := w.SetBoundary(boundary)
+		for _, field := range []string{"item", "colour", "size", "shape", "price", "weight"} {
+			err = errors.Join(err, w.WriteField(field, "the "+field))
+		}
+		for _, name := range []string{"front.txt", "back.txt"} {
+			part, failed := w.CreateFormFile("picture", name)
+			err = errors.Join(err, failed)
+			if failed == nil {
+				_, failed = io.WriteString(part, name+content)
+				err = errors.Join(err, failed)
+			}
+		}
+		if err = errors.Join(err, w.Close()); err != nil {
+			f.Fatal(err)
+		}
+		return request{path: files, key: "a", contentType: w.FormDataContentType(), body: body.String()}
+	}
+	f.ran("first sight", f.send(form("one", "lamp")), http.StatusCreated)
+	if body, _ := seen.Load().(string); !strings.Contains(body, "front.txtlamp") || !strings.Contains(body, "the colour") {
+		f.Errorf("the handler read %q", body)
+	}
+	for i := range 5 {
+		f.replays("the same with another boundary", f.send(form(fmt.Sprintf("b%d", i), "lamp")), http.StatusCreated)
+	}
+	f.refuses("another file", f.send(form("one", "vase")), http.StatusUnprocessableEntity, wire.KeyReused)
+	f.ranTimes(1)
+}
+
+func urlencodedForm(t *testing.T, target Target) {
+	var seen atomic.Value
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		seen.Store(call.Body)
+		return created(ctx, call)
+	})
+	form := request{path: files, key: "a", contentType: "application/x-www-form-urlencoded", body: "item=lamp"}
+	f.ran("first sight", f.send(form), http.StatusCreated)
+	if body, _ := seen.Load().(string); !strings.Contains(body, "lamp") {
+		f.Errorf("the handler read %q", body)
+	}
+	f.replays("the same again", f.send(form), http.StatusCreated)
+	form.body = "item=vase"
+	f.refuses("another form", f.send(form), http.StatusUnprocessableEntity, wire.KeyReused)
+}
+
+func undecodable(t *testing.T, target Target) {
+	f := serve(t, target, func(ctx context.Context, call Call) Reply {
+		if !json.Valid([]byte(call.Body)) { // behind a strict handler it did not come so far
+			return Reply{Status: http.StatusBadRequest, Body: "no JSON"}
+		}
+		return created(ctx, call)
+	})
+	for range 2 {
+		f.ran("no JSON", f.send(request{path: things, key: "a", body: `{"item":`}), http.StatusBadRequest)
+	}
+	f.ran("JSON with the same key", f.send(request{path: things, key: "a", body: lamp}), http.StatusCreated)
+}
+
+func principals(t *testing.T, target Target) {
+	f := serve(t, target, created)
+	pay := func(user string) answer {
+		r := request{path: payments, key: "a", body: lamp}
+		if user != "" {
+			r.header = http.Header{"X-User": {user}}
+		}
+		return f.send(r)
+	}
+	f.refuses("nobody", pay(""), http.StatusUnauthorized, wire.Unauthenticated)
+	f.refuses("who cannot be known", pay("unknowable"), http.StatusInternalServerError, wire.PrincipalFailed)
+	f.refuses("who may not", pay("banned"), http.StatusForbidden, wire.Forbidden)
+	f.ranTimes(0)
+	f.ran("ann", pay("ann"), http.StatusCreated)
+	f.ran("bob, with ann's key", pay("bob"), http.StatusCreated)
+	f.replays("ann again", pay("ann"), http.StatusCreated)
+	f.ranTimes(2)
+}
 
 // keyForms has keys in the forms that clients write them.
 func keyForms(t *testing.T, target Target) {

@@ -6,12 +6,79 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/memorystore"
 )
+
+func tooLarge(t *testing.T, target Target) {
+	large := strings.Repeat("0123456789abcdef", 300) // over 4 KiB
+	f := serve(t, target, func(context.Context, Call) Reply {
+		return Reply{Status: http.StatusCreated, Header: http.Header{"Content-Type": {"text/plain"}}, Body: large}
+	})
+	form := request{path: files, key: "a", contentType: "application/x-www-form-urlencoded", body: "item=lamp"}
+	first := f.send(form)
+	f.ran("first sight", first, http.StatusCreated)
+	if first.body != large {
+		f.Errorf("%d of %d bytes came", len(first.body), len(large))
+	}
+	f.refuses("the same again", f.send(form), http.StatusConflict, wire.NotReplayable)
+	f.ranTimes(1)
+}
+
+func streams(t *testing.T, target Target) {
+	between := make(chan struct{})
+	ended := sync.OnceFunc(func() { close(between) })
+	f := serve(t, target, func(context.Context, Call) Reply {
+		return Reply{
+			Status:  http.StatusOK,
+			Header:  http.Header{"Content-Type": {"text/event-stream"}},
+			Stream:  []string{"data: one\n\n", "data: two\n\n"},
+			Between: func() { <-between },
+		}
+	})
+	t.Cleanup(ended)
+	resp, err := f.open(request{path: things, key: "a", body: lamp})
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer resp.Body.Close()
+	begin := make([]byte, len("data: one\n\n"))
+	if _, err := io.ReadFull(resp.Body, begin); err != nil || string(begin) != "data: one\n\n" {
+		f.Fatalf("the first part came as %q: %v", begin, err)
+	}
+	f.refuses("a duplicate while it streams", f.send(request{path: things, key: "a", body: lamp}), http.StatusConflict, wire.NotReplayable)
+	ended()
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil || string(rest) != "data: two\n\n" || resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "text/event-stream" {
+		f.Errorf("the rest came as %d %q %q: %v", resp.StatusCode, resp.Header, rest, err)
+	}
+	f.refuses("a duplicate afterwards", f.send(request{path: things, key: "a", body: lamp}), http.StatusConflict, wire.NotReplayable)
+	f.ranTimes(1)
+}
+
+// compressedStream has a compressor around what streams, which some leave alone.
+func compressedStream(t *testing.T, target Target) {
+	f := serve(t, target, func(context.Context, Call) Reply {
+		return Reply{Status: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Stream: []string{`{"item":`, `"lamp"}`}}
+	}, func(s *Server) { s.Compress = true })
+	r := request{path: things, key: "a", body: lamp, header: http.Header{"Accept-Encoding": {"gzip"}}}
+	first := f.send(r)
+	f.ran("a stream", first, http.StatusOK)
+	got := first.body
+	if first.Header["Content-Encoding"] != nil {
+		got = f.unzip(first)
+	}
+	if got != lamp {
+		f.Errorf("the stream is %q", got)
+	}
+	r.header = nil // a compressor may compress refusals too
+	f.refuses("the same again", f.send(r), http.StatusConflict, wire.NotReplayable)
+	f.ranTimes(1)
+}
 
 // hijacks has a handler take the connection.
 func hijacks(t *testing.T, target Target) {

@@ -56,7 +56,7 @@ func (siw *ServerInterfaceWrapper) CreateOrder(c fiber.Ctx) error {
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			return fiber.NewError(fiber.StatusBadRequest, fmt.Sprintf("Too many values for ParamName Idempotency-Key, 1 is required, but %d found", n))
 		}
 

@@ -56,7 +56,7 @@ func (siw *ServerInterfaceWrapper) CreateOrder(c *gin.Context) {
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			siw.ErrorHandler(c, fmt.Errorf("Expected one value for Idempotency-Key, got %d", n), http.StatusBadRequest)
 			return
 		}

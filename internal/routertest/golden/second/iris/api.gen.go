@@ -55,7 +55,7 @@ func (w *ServerInterfaceWrapper) CreateOrder(ctx iris.Context) {
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			ctx.StatusCode(http.StatusBadRequest)
 			ctx.Writef("Expected one value for Idempotency-Key, got %d", n)
 			return
