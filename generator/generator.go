@@ -298,6 +298,9 @@ func addServer(cfg Config, file *weave.File, family model.Family, operations []m
 				return "", document.Findings{{Pos: op.Pos, Message: err.Error()}}
 			}
 			m.Add(family, server, op.Operation, file.Declare("idempotencyPolicy"+op.stub.Name), op.stub.Name, params)
+			if op.HeaderParam != nil && cfg.Idempotency.HeaderParam == headerParamRelax {
+				file.PassKey(op.stub.Name, op.Server.Header)
+			}
 		}
 		if err := file.Guard(server.Interface, m.Idempotency, server.Type, server.Guard); err != nil {
 			return "", err

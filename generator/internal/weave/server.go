@@ -144,6 +144,29 @@ func (f *File) Guard(handlers, idempotency, guardedServer, guardServer string) e
 	return nil
 }
 
+// PassKey has the parameter binder before a handler pass a key on that is sent
+// more than once. It would answer itself otherwise, in plain text; the guard does
+// it as for every other key that is none.
+func (f *File) PassKey(handler, header string) {
+	for fn := range f.functions {
+		if !strings.Contains(f.text(fn.Body), "."+handler+"(") {
+			continue
+		}
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			bind, ok := n.(*ast.IfStmt)
+			if !ok || bind.Init == nil || !strings.Contains(strings.ToLower(f.text(bind.Init)), strings.ToLower(`CanonicalHeaderKey("`+header+`")`)) {
+				return true
+			}
+			for _, statement := range bind.Body.List {
+				if several, ok := statement.(*ast.IfStmt); ok && f.text(several.Cond) == "n != 1" {
+					f.replace(several.Cond.Pos(), several.Cond.End(), "n == 0")
+				}
+			}
+			return false
+		})
+	}
+}
+
 // retype gives the wrapper's field the type of the guarded server, so that a
 // wrapper made by hand cannot hold an unguarded one.
 func (f *File) retype(guardedServer string) bool {

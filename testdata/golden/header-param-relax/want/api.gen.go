@@ -1030,7 +1030,7 @@ func (siw *ServerInterfaceWrapper) Inline(w http.ResponseWriter, r *http.Request
 	if valueList, found := headers[http.CanonicalHeaderKey("idempotency-key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "idempotency-key", Count: n})
 			return
 		}
@@ -1134,7 +1134,7 @@ func (siw *ServerInterfaceWrapper) ItemAnnotated(w http.ResponseWriter, r *http.
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
 			return
 		}
@@ -1175,7 +1175,7 @@ func (siw *ServerInterfaceWrapper) Referenced(w http.ResponseWriter, r *http.Req
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey IdempotencyKey
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
 			return
 		}
@@ -1216,7 +1216,7 @@ func (siw *ServerInterfaceWrapper) SharedAnnotated(w http.ResponseWriter, r *htt
 	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 		var IdempotencyKey string
 		n := len(valueList)
-		if n != 1 {
+		if n == 0 {
 			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
 			return
 		}

@@ -992,7 +992,7 @@ func OrderPaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Gua
 		if valueList, found := r.Header[http.CanonicalHeaderKey("Idempotency-Key")]; found {
 			var IdempotencyKey string
 			n := len(valueList)
-			if n != 1 {
+			if n == 0 {
 				errHandler(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
 				return
 			}
