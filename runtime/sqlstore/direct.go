@@ -32,6 +32,8 @@ const (
 	// how long those wait who come later.
 	maxTogether      = 128
 	maxTogetherBytes = 1 << 20
+	// underWay is how many statements of a kind run at once before others queue.
+	underWay = 2
 	// patience ends the queueing behind a connection that may have died.
 	patience = 250 * time.Millisecond
 	// maxAside is the size, in bytes, from which a call does not run together
@@ -169,6 +171,15 @@ func (d *direct) run(ctx context.Context, q query) (answer, error) {
 	return d.alone(ctx, q)
 }
 
+// bounded begins a run of as many queries as may run together.
+func bounded() func(query) bool {
+	n, size := 0, 0
+	return func(q query) bool {
+		n, size = n+1, size+q.size()
+		return n == 1 || n <= maxTogether && size <= maxTogetherBytes
+	}
+}
+
 func (q query) size() (n int) {
 	for _, arg := range q.args {
 		if b, ok := arg.([]byte); ok {
@@ -204,16 +215,18 @@ func (d *direct) group(many *statement, hash int) *group[query, answer] {
 	of := func(q query) []byte { return q.args[hash].([]byte) }
 	return &group[query, answer]{
 		alone:    d.alone,
+		limit:    underWay,
 		patience: patience,
-		joins: func(with []query, q query) bool {
-			size := q.size()
-			for _, other := range with {
-				// One statement cannot write a row twice.
-				if size += other.size(); bytes.Equal(of(other), of(q)) {
-					return false
+		joins: func() func(query) bool {
+			keys, fits := map[[32]byte]bool{}, bounded()
+			return func(q query) bool {
+				key := [32]byte(of(q))
+				if keys[key] || !fits(q) {
+					return false // one statement cannot write a row twice
 				}
+				keys[key] = true
+				return true
 			}
-			return len(with) < maxTogether && size <= maxTogetherBytes
 		},
 		together: func(queries []query) func(context.Context) ([]answer, error) {
 			// Rows are locked in one order, whoever locks them.

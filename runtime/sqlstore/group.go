@@ -12,9 +12,9 @@ import (
 // errUnsent says that a call failed before anything was asked of the server.
 var errUnsent = errors.New("nothing was sent")
 
-// A group runs calls of one kind together. A call that finds nobody under way
-// runs alone, at once, on its caller's goroutine. While one is under way others
-// queue, and what has queued by its end runs together. There is no timer, and
+// A group runs calls of one kind together. A call that finds few under way runs
+// alone, at once, on its caller's goroutine. While more are under way others
+// queue, and what has queued when one ends runs together. There is no timer, and
 // nothing is held when nobody calls.
 //
 // A call that is part of a run that failed runs again, alone: so calls must be
@@ -26,16 +26,19 @@ type group[Q, R any] struct {
 	// must copy what it needs of them: their callers may leave while the run
 	// is under way. The context ends when all of them have left.
 	together func([]Q) func(context.Context) ([]R, error)
-	// joins reports whether a call may run together with those there are.
-	joins func(with []Q, q Q) bool
-	// patience is how long a call may be under way before those that come later
-	// stop queueing behind it; 0: for ever.
+	// joins begins a run: it returns what reports of one call after another
+	// whether it is part of it. The first is.
+	joins func() func(Q) bool
+	// limit is how many may be under way before others queue.
+	limit int
+	// patience is how long after the last beginning those that come queue behind
+	// what is under way; 0: for ever.
 	patience time.Duration
 
-	mu    sync.Mutex
-	busy  bool
-	began time.Time // of what is under way
-	queue []*waiter[Q, R]
+	mu       sync.Mutex
+	underWay int
+	began    time.Time // of what began last
+	queue    []*waiter[Q, R]
 }
 
 // A waiter is a call that has queued.
@@ -55,18 +58,19 @@ type groupRun struct {
 
 func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	g.mu.Lock()
-	if g.busy && (g.patience == 0 || time.Since(g.began) < g.patience) {
+	free := g.underWay < g.limit
+	if !free && (g.patience == 0 || time.Since(g.began) < g.patience) {
 		w := &waiter[Q, R]{call: q, done: make(chan struct{})}
 		g.queue = append(g.queue, w)
 		g.mu.Unlock()
 		return g.await(ctx, w)
 	}
-	first := !g.busy
-	if first {
-		g.busy, g.began = true, time.Now()
+	if free {
+		g.underWay++
+		g.began = time.Now()
 	}
 	g.mu.Unlock()
-	if first {
+	if free {
 		defer g.next()
 	}
 	return g.alone(ctx, q)
@@ -119,7 +123,7 @@ func (g *group[Q, R]) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.queue) == 0 {
-		g.busy = false
+		g.underWay--
 		return
 	}
 	go g.drain()
@@ -151,9 +155,9 @@ func (g *group[Q, R]) take(end context.CancelFunc) ([]*waiter[Q, R], func(contex
 	defer g.mu.Unlock()
 	var taken []*waiter[Q, R]
 	var calls []Q
-	left := g.queue[:0]
+	left, joins := g.queue[:0], g.joins()
 	for _, w := range g.queue {
-		if len(taken) == 0 || g.joins(calls, w.call) {
+		if joins(w.call) {
 			taken, calls = append(taken, w), append(calls, w.call)
 		} else {
 			left = append(left, w)
@@ -162,7 +166,7 @@ func (g *group[Q, R]) take(end context.CancelFunc) ([]*waiter[Q, R], func(contex
 	clear(g.queue[len(left):])
 	g.queue = left
 	if len(taken) == 0 {
-		g.busy = false
+		g.underWay--
 		return nil, nil
 	}
 	g.began = time.Now()

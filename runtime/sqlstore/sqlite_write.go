@@ -27,14 +27,9 @@ func newSQLiteWriter(s *Store, grouped bool) *sqliteWriter {
 	w := &sqliteWriter{store: s, turn: make(chan struct{}, 1)}
 	if grouped {
 		w.group = &group[query, written]{
-			alone: w.alone,
-			joins: func(with []query, q query) bool {
-				size := q.size()
-				for _, other := range with {
-					size += other.size()
-				}
-				return len(with) < maxTogether && size <= maxTogetherBytes
-			},
+			alone:    w.alone,
+			joins:    bounded,
+			limit:    1,
 			together: w.together,
 		}
 	}
