@@ -6,6 +6,7 @@ package generator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -88,18 +89,31 @@ type input struct {
 // read reads the document, for oapi-codegen and for its annotations.
 func read(cfg Config) (*input, error) {
 	loader := stub.NewLoader(cfg.FS, cfg.HTTP, cfg.Spec, cfg.AllowRemoteRefsFrom)
-	doc, err := loader.Document(cfg.Spec)
-	if overlay := cfg.OutputOptions.Overlay; err == nil && overlay.Path != "" {
-		doc, err = loader.Overlay(cfg.Spec, doc, overlay.Path, overlay.Strict == nil || *overlay.Strict)
-	}
-	if err != nil {
-		return nil, err
-	}
-	operations, err := policy.Resolve(doc, policy.Config{
+	rules := policy.Config{
 		Extension:   cfg.Idempotency.Extension,
 		Unannotated: cfg.Idempotency.Unannotated,
 		HeaderParam: cfg.Idempotency.HeaderParam,
-	})
+	}
+	doc, err := loader.Document(cfg.Spec)
+	if err != nil {
+		return nil, err
+	}
+	if overlay := cfg.OutputOptions.Overlay; overlay.Path != "" {
+		_, before := policy.Resolve(doc, rules)
+		merged, lost, err := loader.Overlay(cfg.Spec, doc, overlay.Path, overlay.Strict == nil || *overlay.Strict)
+		if err != nil {
+			return nil, err
+		}
+		var findings document.Findings
+		errors.As(before, &findings)
+		// What is wrong with the document alone, its overlay may mend; what
+		// oapi-codegen drops before it applies the overlay, nobody would miss.
+		if lost := slices.DeleteFunc(findings, func(f document.Finding) bool { return !lost(f.Pos) }); len(lost) > 0 {
+			return nil, lost
+		}
+		doc = merged
+	}
+	operations, err := policy.Resolve(doc, rules)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func parse(name string, data []byte) (*Node, error) {
 		return nil, Findings{syntaxFinding(name, data, err)}
 	}
 	if len(doc.Content) == 0 {
-		return nil, Findings{{Position{name, 1, 1}, "the file is empty; write an OpenAPI document"}}
+		return nil, Findings{{Position{name, 1, 1}, "the file is empty; write the document"}}
 	}
 	c := yamlConverter{name: name, lines: lineCount(data), nodes: make(map[*yaml.Node]*Node)}
 	root := c.convert(doc.Content[0])

@@ -93,10 +93,12 @@ func (r *resolver) silenced(o *Operation, by string, match func(field string) bo
 	}
 }
 
-// rejectStronger reports at whichever of two fields was given at the stronger level.
+// rejectStronger reports at whichever of two fields was given at the stronger
+// level, or in an overlay.
 func (r *resolver) rejectStronger(o *Operation, a, b, format string, args ...any) {
 	at := o.Origins[a]
-	if o.Origins[b].rank >= at.rank {
+	sameFile := at.Pos.File == o.Origins[b].Pos.File || at.Pos.File == r.doc.Root().Pos.File
+	if rank := o.Origins[b].rank; rank > at.rank || rank == at.rank && sameFile {
 		at = o.Origins[b]
 	}
 	r.reject(at.Pos, r.cfg.Extension+": "+format, args...)

@@ -16,12 +16,13 @@ import (
 // Overlay applies the overlay called overlayName to doc, which has been read
 // from name, and returns the result. That is what is read under name from then
 // on. Its nodes stand where they were written: in the document, or in the
-// overlay. The error is of type [document.Findings] wherever the fault has a
-// place. Strictly, an action that matches nothing is one.
-func (l *Loader) Overlay(name string, doc *document.Document, overlayName string, strict bool) (*document.Document, error) {
+// overlay. What stands in doc at a place that is lost has been dropped before the
+// overlay was applied. The error is of type [document.Findings] wherever the
+// fault has a place. Strictly, an action that matches nothing is one.
+func (l *Loader) Overlay(name string, doc *document.Document, overlayName string, strict bool) (merged *document.Document, lost func(document.Position) bool, err error) {
 	spec, err := l.Load(name, doc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// The overlay is applied to what oapi-codegen applies it to: the document
 	// as kin-openapi writes it again.
@@ -29,51 +30,57 @@ func (l *Loader) Overlay(name string, doc *document.Document, overlayName string
 	encoder := yaml.NewEncoder(&buf)
 	encoder.SetIndent(2)
 	if err := encoder.Encode(spec); err != nil {
-		return nil, fmt.Errorf("writing %s again for its overlay: %w", name, err)
+		return nil, nil, fmt.Errorf("writing %s again for its overlay: %w", name, err)
 	}
 	var node yaml.Node
 	if err := yaml.Unmarshal(buf.Bytes(), &node); err != nil {
-		return nil, fmt.Errorf("reading %s again for its overlay: %w", name, err)
+		return nil, nil, fmt.Errorf("reading %s again for its overlay: %w", name, err)
 	}
 	own, err := document.Load(l, overlayName)
 	if err != nil {
-		return nil, fmt.Errorf("the overlay: %w", err)
+		return nil, nil, fmt.Errorf("the overlay: %w", err)
 	}
 	if findings := checkOverlay(own.Root(), strict); findings != nil {
-		return nil, findings
+		return nil, nil, findings
 	}
 	text, err := l.ReadFile(overlayName)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	root := doc.Root().Pos.File
-	from := sources{overlay: own.Root().Pos.File, places: map[*yaml.Node]document.Position{}}
+	from := &sources{overlay: own.Root().Pos.File, places: map[*yaml.Node]document.Position{}, kept: map[document.Position]bool{}}
 	from.document(&node, doc.Root())
 	if err := from.apply(text, &node, own.Root(), root, strict); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	merged, err := yaml.Marshal(&node)
+	text, err = yaml.Marshal(&node)
 	if err != nil {
-		return nil, fmt.Errorf("writing %s after its overlay: %w", name, err)
+		return nil, nil, fmt.Errorf("writing %s after its overlay: %w", name, err)
 	}
-	l.read[canonical(name)] = merged
-	if doc, err = document.Load(l, name); err != nil {
-		return nil, err
+	l.read[canonical(name)] = text
+	if merged, err = document.Load(l, name); err != nil {
+		return nil, nil, err
 	}
-	from.relocate(doc.Root(), node.Content[0], document.Position{File: root, Line: 1, Column: 1})
-	doc.Merged(from.overlay)
-	return doc, nil
+	from.relocate(merged.Root(), node.Content[0], document.Position{File: root, Line: 1, Column: 1})
+	merged.Merged(from.overlay)
+	return merged, func(at document.Position) bool { return !from.kept[at] && at.File == root }, nil
 }
 
 // sources tells where the nodes of a document were written that an overlay is
 // applied to.
 type sources struct {
-	overlay string
-	places  map[*yaml.Node]document.Position
+	overlay  string
+	places   map[*yaml.Node]document.Position
+	kept     map[document.Position]bool // of what the document has when the overlay is applied
+	findings document.Findings
+}
+
+func (s *sources) reject(pos document.Position, format string, args ...any) {
+	s.findings = append(s.findings, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
 }
 
 // document notes the places of what the document has itself.
-func (s sources) document(y *yaml.Node, n *document.Node) {
+func (s *sources) document(y *yaml.Node, n *document.Node) {
 	switch {
 	case n == nil:
 		return
@@ -84,6 +91,7 @@ func (s sources) document(y *yaml.Node, n *document.Node) {
 		for i := 0; i+1 < len(y.Content); i += 2 {
 			if m := n.FieldMember(y.Content[i].Value); m != nil {
 				s.places[y.Content[i]] = m.Pos
+				s.kept[m.Pos] = true
 				s.document(y.Content[i+1], m.Value)
 			}
 		}
@@ -93,11 +101,14 @@ func (s sources) document(y *yaml.Node, n *document.Node) {
 		}
 	}
 	s.places[y] = n.Pos
+	if len(n.Members) == 0 || n.Members[0].Pos != n.Pos {
+		s.kept[n.Pos] = true // and it is not the place of its first name, too
+	}
 }
 
 // apply applies the actions of an overlay, one by one, so that each can be told
 // from what it changed.
-func (s sources) apply(text []byte, root *yaml.Node, own *document.Node, name string, strict bool) error {
+func (s *sources) apply(text []byte, root *yaml.Node, own *document.Node, name string, strict bool) error {
 	whole, err := loader.LoadOverlayFromReader(bytes.NewReader(text))
 	if err == nil {
 		err = whole.Validate()
@@ -105,25 +116,21 @@ func (s sources) apply(text []byte, root *yaml.Node, own *document.Node, name st
 	if err != nil {
 		return document.Findings{{Pos: own.Pos, Message: "not an overlay: " + err.Error()}}
 	}
-	var findings document.Findings
-	reject := func(at *document.Node, format string, args ...any) {
-		findings = append(findings, document.Finding{Pos: at.Pos, Message: fmt.Sprintf(format, args...)})
-	}
 	for i, action := range whole.Actions {
 		at := own.Get("actions").Items[i]
 		query := func(field, path string) []*yaml.Node {
 			compiled, err := whole.NewPath(path, nil)
 			if err != nil {
-				reject(at.Get(field), "%s is not a JSONPath: %v; write one such as $.paths['/orders'].post", path, err)
+				s.reject(at.Get(field).Pos, "%s is not a JSONPath: %v; write one such as $.paths['/orders'].post", path, err)
 				return nil
 			}
 			nodes := compiled.Query(root)
 			if len(nodes) == 0 && strict {
-				reject(at.Get(field), `%s matches nothing in %s; mend it, remove the action, or set "output-options: {overlay: {path: %s, strict: false}}"`, path, name, s.overlay)
+				s.reject(at.Get(field).Pos, `%s matches nothing in %s; mend it, remove the action, or set "output-options: {overlay: {path: %s, strict: false}}"`, path, name, s.overlay)
 			}
 			return nodes
 		}
-		before := len(findings)
+		before := len(s.findings)
 		targets := query("target", action.Target)
 		written, place := &action.Update, s.written
 		if action.Update.IsZero() && action.Copy != "" && !action.Remove {
@@ -133,7 +140,7 @@ func (s sources) apply(text []byte, root *yaml.Node, own *document.Node, name st
 			}
 			place = func(*yaml.Node) document.Position { return at.Get("copy").Pos }
 		}
-		if len(findings) > before {
+		if len(s.findings) > before {
 			continue
 		}
 		single := *whole
@@ -144,15 +151,15 @@ func (s sources) apply(text []byte, root *yaml.Node, own *document.Node, name st
 			err = single.ApplyTo(root)
 		}
 		if err != nil {
-			reject(at.Get("target"), "the action cannot be applied: %v", err)
+			s.reject(at.Get("target").Pos, "the action cannot be applied: %v", err)
 			continue
 		}
 		for _, target := range targets {
 			s.changed(target, written, place)
 		}
 	}
-	if findings != nil {
-		return findings
+	if s.findings != nil {
+		return s.findings
 	}
 	return nil
 }
@@ -167,13 +174,13 @@ func clone(y *yaml.Node) *yaml.Node {
 	return &c
 }
 
-func (s sources) written(y *yaml.Node) document.Position {
+func (s *sources) written(y *yaml.Node) document.Position {
 	return document.Position{File: s.overlay, Line: y.Line, Column: y.Column}
 }
 
 // changed notes the places of what an action wrote to y, into which written has
 // been merged.
-func (s sources) changed(y, written *yaml.Node, place func(*yaml.Node) document.Position) {
+func (s *sources) changed(y, written *yaml.Node, place func(*yaml.Node) document.Position) {
 	switch {
 	case y.Kind == yaml.MappingNode && written.Kind == yaml.MappingNode:
 		for i := 0; i+1 < len(written.Content); i += 2 {
@@ -207,12 +214,16 @@ func (s sources) changed(y, written *yaml.Node, place func(*yaml.Node) document.
 		}
 	default:
 		s.places[y] = place(written)
+		// A new value has the old one's type.
+		if err := y.Decode(new(any)); err != nil {
+			s.reject(place(written), "%q cannot replace a value of another type; remove that in an action before this one", written.Value)
+		}
 	}
 }
 
 // relocate gives n and what it holds, which was read from y as it was written
 // out, the places of y; without one, that of what holds it.
-func (s sources) relocate(n *document.Node, y *yaml.Node, within document.Position) {
+func (s *sources) relocate(n *document.Node, y *yaml.Node, within document.Position) {
 	at, known := s.places[y]
 	if !known {
 		at = within
