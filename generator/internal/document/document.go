@@ -171,11 +171,24 @@ func Circular(n *Node) Finding {
 	return Finding{n.Ref().Pos, fmt.Sprintf("$ref %q leads back to itself; write what is meant in one of the places that refer to one another", n.Ref().Value)}
 }
 
-// Unresolved lists the references that lead nowhere, in the root file and in
-// what it refers to, as [Document.Step] finds them. Extensions and data, such as
-// examples, are left out: a $ref in them is none.
+// Unresolved lists the references that lead nowhere, as [Document.Follow] finds
+// them.
 func (d *Document) Unresolved() Findings {
 	var findings Findings
+	d.EachReference(func(n *Node) {
+		if end, err := d.Follow(n); err != nil {
+			findings = append(findings, err.(Findings)...)
+		} else if end == nil {
+			findings = append(findings, Circular(n))
+		}
+	})
+	return findings.Sorted()
+}
+
+// EachReference calls visit with the objects that have a $ref, in the root file
+// and in what it refers to. Extensions and data, such as examples, are left out:
+// a $ref in them is none.
+func (d *Document) EachReference(visit func(n *Node)) {
 	seen := make(map[*Node]bool)
 	var walk func(n *Node)
 	walk = func(n *Node) {
@@ -197,16 +210,12 @@ func (d *Document) Unresolved() Findings {
 		if n.Ref() == nil {
 			return
 		}
-		target, err := d.Step(n)
-		if err != nil {
-			findings = append(findings, err.(Findings)...)
-		} else if end, err := d.Follow(n); err == nil && end == nil {
-			findings = append(findings, Circular(n))
+		visit(n)
+		if target, err := d.Step(n); err == nil {
+			walk(target)
 		}
-		walk(target)
 	}
 	walk(d.root)
-	return findings
 }
 
 // at evaluates a JSON pointer (RFC 6901), unescaped from its URI form.

@@ -63,6 +63,8 @@ x-anchored: &anchored %s
 paths:
   /inline: %s
   /an~odd{id}: %s
+  /a: {$ref: '#/components/pathItems/a'}
+  /b: {$ref: '#/components/pathItems/b'}
   /x: %s
   /y: %s
   /z: %s

@@ -61,6 +61,9 @@ func (r *resolver) pathItem(place document.Place, at *document.Node) []Operation
 		item = target
 	}
 	if item.Kind != document.Object {
+		if item != at {
+			r.reject(at.Ref().Pos, "$ref %q leads to %s (%s), where a path item must be; write an object with methods there", at.Ref().Value, item.Kind, item.Pos)
+		}
 		return nil // kin-openapi's to report
 	}
 	ctx.item = item

@@ -105,7 +105,7 @@ func (r *resolver) document() []Operation {
 		}
 		operations = append(operations, r.pathItem(document.Place{Kind: document.Webhook, Name: m.Name}, m.Value)...)
 	}
-	s := strays{r, make(map[visit]bool)}
+	s := strays{r, make(map[visit]bool), len(members(paths)) > 0}
 	for _, item := range append(r.items, root) {
 		s.object(item, "")
 	}
@@ -183,6 +183,10 @@ func (r *resolver) readProfiles(n *document.Node) {
 	for _, m := range n.Members {
 		r.checkRepeated(n, m.Name)
 		name := "profiles." + m.Name
+		if m.Name == "" {
+			r.reject(m.Pos, "%s has a profile without a name; write one", r.full("profiles"))
+			continue
+		}
 		if m.Value.Kind != document.Object {
 			r.mustBe(name, m.Value, "an object with the policy's fields")
 			continue

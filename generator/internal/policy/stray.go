@@ -13,6 +13,8 @@ import (
 type strays struct {
 	r    *resolver
 	seen map[visit]bool
+	// paths is set if the document has paths.
+	paths bool
 }
 
 type visit struct {
@@ -28,8 +30,7 @@ var unsupported = map[string]string{
 }
 
 // free are the fields whose members are named by the document's author; opaque
-// those that hold data, not OpenAPI, and pathItems, which are looked through where a
-// path refers to them.
+// those that hold data, not OpenAPI.
 var (
 	free = map[string]bool{
 		"headers": true, "properties": true, "patternProperties": true, "dependentSchemas": true, "$defs": true,
@@ -39,7 +40,7 @@ var (
 	}
 	opaque = map[string]bool{
 		"example": true, "examples": true, "default": true, "enum": true, "const": true, "value": true,
-		"security": true, "pathItems": true,
+		"security": true,
 	}
 )
 
@@ -62,6 +63,13 @@ func (s *strays) object(n *document.Node, in string) {
 		case m.Name == "$ref" && in != "":
 			if target, err := s.r.doc.Follow(n); err == nil {
 				s.object(target, in)
+			}
+		case m.Name == "pathItems":
+			// A document without paths is there for others to refer to.
+			for _, named := range m.Value.Members {
+				if s.paths && !s.r.read[named.Value] {
+					s.object(named.Value, "a path item that no path refers to")
+				}
 			}
 		case free[m.Name] && m.Value.Kind == document.Object:
 			// An operation's responses have statuses for names.

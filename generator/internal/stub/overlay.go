@@ -269,7 +269,7 @@ func checkOverlay(root *document.Node, strict bool) document.Findings {
 		}
 		for _, field := range required {
 			if v := n.Get(field); v == nil || v.Kind == document.Null || v.Kind == document.String && v.Value == "" {
-				reject(n.Pos, "%s lacks %s; write it", name, field)
+				reject(n.Pos, "%s lacks the field %s; write it", name, field)
 			}
 		}
 		for _, m := range n.Members {

@@ -15,10 +15,17 @@ import (
 // explainLoading says where in doc err, which kin-openapi gave for it, has its
 // cause: kin-openapi names no places.
 func explainLoading(doc *document.Document, err error) error {
-	s := shapes{seen: map[visit]bool{}, findings: doc.Unresolved()}
+	s := shapes{doc: doc, seen: map[visit]bool{}, findings: doc.Unresolved()}
 	s.value(doc.Root(), reflect.TypeFor[openapi3.T](), "the document")
 	if _, err := doc.JSON(); err != nil {
 		s.findings = append(s.findings, err.(document.Findings)...)
+	}
+	if m := badTarget.FindStringSubmatch(err.Error()); m != nil && s.findings == nil {
+		doc.EachReference(func(n *document.Node) {
+			if n.Ref().Value == m[1] {
+				s.findings = append(s.findings, document.Finding{Pos: n.Ref().Pos, Message: fmt.Sprintf("$ref %q does not lead to what must be here, a %s", m[1], m[2])})
+			}
+		})
 	}
 	if s.findings == nil {
 		message := readerNames.ReplaceAllString(err.Error(), "")
@@ -27,12 +34,16 @@ func explainLoading(doc *document.Document, err error) error {
 	return s.findings
 }
 
+// badTarget matches what kin-openapi says of a reference to something else.
+var badTarget = regexp.MustCompile(`bad data in "(.*)" \(expecting (?:ref to )?(\w+) object\)`)
+
 // readerNames is what kin-openapi's messages say of its insides.
-var readerNames = regexp.MustCompile(`failed to unmarshal data: |json error: .*, yaml error: |error (?:converting YAML to JSON|unmarshaling JSON): |while decoding JSON: |\b(?:json|yaml): |\bopenapi3\.`)
+var readerNames = regexp.MustCompile(`failed to unmarshal data: |json error: .*, yaml error: |error (?:converting YAML to JSON|unmarshaling JSON): |while decoding JSON: |\b(?:json|yaml): |\bopenapi3\.|Go (?:value|struct field) |Bis\b`)
 
 // shapes compares a document with the types that kin-openapi reads it into, and
 // finds every value that is not of the type that OpenAPI has there.
 type shapes struct {
+	doc      *document.Document
 	seen     map[visit]bool
 	findings document.Findings
 }
@@ -61,8 +72,12 @@ func (s *shapes) value(n *document.Node, t reflect.Type, name string) {
 		if n.Ref() == nil {
 			s.value(n, target, name)
 		} else {
-			s.reference(n.Ref(), target)
+			s.reference(n, target, name)
 		}
+		return
+	}
+	if n.Ref() != nil && t == reflect.TypeFor[openapi3.PathItem]() {
+		s.reference(n, t, name)
 		return
 	}
 	want, ok := choices[t]
@@ -126,16 +141,25 @@ var sections = map[reflect.Type]string{
 	reflect.TypeFor[openapi3.SecurityScheme](): "securitySchemes",
 }
 
-// reference checks that a reference to a component leads to one of the type that
-// may stand in its place.
-func (s *shapes) reference(ref *document.Node, t reflect.Type) {
+// reference checks that a reference leads to what may stand in its place.
+func (s *shapes) reference(n *document.Node, t reflect.Type, name string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
+	ref := n.Ref()
 	_, pointer, _ := strings.Cut(ref.Value, "#/components/")
-	section, name, found := strings.Cut(pointer, "/")
-	if want := sections[t]; found && section != want && !strings.Contains(name, "/") {
+	section, rest, found := strings.Cut(pointer, "/")
+	if want, known := sections[t]; known && found && section != want && !strings.Contains(rest, "/") {
 		s.findings = append(s.findings, document.Finding{Pos: ref.Pos, Message: fmt.Sprintf("$ref %q leads to one of the %s, where one of the %s must be; write #/components/%s/…", ref.Value, section, want, want)})
+		return
+	}
+	target, err := s.doc.Follow(n)
+	switch {
+	case err != nil || target == nil: // Unresolved reports it
+	case target.Kind == document.List || target.Kind == document.Number || target.Kind == document.String:
+		s.findings = append(s.findings, document.Finding{Pos: ref.Pos, Message: fmt.Sprintf("$ref %q leads to %s (%s), where an object must be", ref.Value, target.Kind, target.Pos)})
+	default:
+		s.value(target, t, name)
 	}
 }
 
@@ -182,8 +206,8 @@ func (s *shapes) reject(n *document.Node, name string, want []document.Kind) {
 	switch {
 	case want[0] == document.String && (n.Kind == document.Number || n.Kind == document.Bool):
 		hint = fmt.Sprintf("; write it in quotes: %q", n.Value)
-	case n.Kind == document.String && (want[0] == document.Number || want[0] == document.Bool):
-		hint = "; write it without quotes"
+	case want[0] == document.Bool && len(want) == 1:
+		hint = "; write true or false"
 	}
 	s.findings = append(s.findings, document.Finding{Pos: n.Pos, Message: fmt.Sprintf("%s must be %s, not %s%s", name, strings.Join(words, " or "), n.Describe(), hint)})
 }
