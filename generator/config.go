@@ -1,17 +1,15 @@
 package generator
 
 import (
-	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
+	"go/token"
 	"io/fs"
-	"maps"
 	"net/http"
-	"slices"
+	"strings"
 
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
@@ -71,59 +69,61 @@ const (
 	unannotatedReject = "reject"
 )
 
-// blockFields are the fields of the `idempotency` block, with the values that
-// each may have; nil: any.
-var blockFields = map[string][]string{
-	"extension":    nil,
+// blockValues are the values that fields of the `idempotency` block may have.
+var blockValues = map[string][]string{
 	"header-param": {headerParamRelax, headerParamKeep, headerParamStrip},
 	"unannotated":  {unannotatedIgnore, unannotatedReject},
 }
 
 // ParseConfig reads a config file. A field that neither oapi-codegen nor this
-// package knows is an error. What is wrong with the `idempotency` block is of
-// type [Findings], whose positions lack the file's name.
+// package knows is an error. Errors are as [DecodeConfig]'s.
 func ParseConfig(data []byte) (Config, error) {
 	var cfg Config
-	if findings := checkBlock(data); findings != nil {
-		return Config{}, findings
-	}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&cfg); err != nil && !errors.Is(err, io.EOF) {
+	var findings Findings
+	if err := DecodeConfig(data, &cfg); err != nil && !errors.As(err, &findings) {
 		return Config{}, err
+	}
+	if root, err := document.Parse("", data); err == nil {
+		findings = append(findings, checkValues(root)...)
+	}
+	if findings != nil {
+		return Config{}, findings.Sorted()
 	}
 	return cfg, nil
 }
 
-// checkBlock finds what is wrong with the `idempotency` block of a config file.
-// Its shape, and all that is not YAML, is the decoder's to report.
-func checkBlock(data []byte) Findings {
-	var file struct {
-		Idempotency yaml.Node `yaml:"idempotency"`
-	}
-	if err := yaml.Unmarshal(data, &file); err != nil || file.Idempotency.Kind != yaml.MappingNode {
-		return nil
-	}
+// checkValues finds values that are of the right type, and yet cannot be.
+func checkValues(root *document.Node) Findings {
 	var findings Findings
-	reject := func(at *yaml.Node, message string) {
-		findings = append(findings, document.Finding{Pos: document.Position{Line: at.Line, Column: at.Column}, Message: message})
-	}
-	for i, content := 0, file.Idempotency.Content; i < len(content); i += 2 {
-		key, value := content[i], content[i+1]
-		switch values, known := blockFields[key.Value]; {
-		case !known:
-			instead := policy.DidYouMean(key.Value, slices.Sorted(maps.Keys(blockFields)))
-			if instead == "" {
-				instead = "; write extension, header-param or unannotated"
-			}
-			reject(key, fmt.Sprintf("idempotency.%s is not a field%s", key.Value, instead))
-		case value.Kind == yaml.ScalarNode && value.Value != "" && values != nil:
-			if err := oneOf(key.Value, value.Value, values...); err != nil {
-				reject(value, err.Error())
-			}
+	check := func(n *document.Node, valid func(string) error) {
+		if n == nil || n.Kind == document.Null || n.Kind == document.List || n.Kind == document.Object || n.Value == "" {
+			return
+		}
+		if err := valid(n.Value); err != nil {
+			findings = append(findings, document.Finding{Pos: n.Pos, Message: err.Error()})
 		}
 	}
+	block := root.Get("idempotency")
+	check(root.Get("package"), validPackage)
+	check(block.Get("extension"), validExtension)
+	for field, values := range blockValues {
+		check(block.Get(field), func(value string) error { return oneOf(field, value, values...) })
+	}
 	return findings
+}
+
+func validPackage(name string) error {
+	if !token.IsIdentifier(name) || name == "_" {
+		return fmt.Errorf("package is %q, which Go does not allow; write letters and digits, and no word of the language", name)
+	}
+	return nil
+}
+
+func validExtension(name string) error {
+	if !strings.HasPrefix(name, "x-") || name == "x-" || strings.ContainsAny(name, " \t\r\n") {
+		return fmt.Errorf("idempotency: extension is %q, which is no name of an extension; write one that begins with x-, such as %s", name, defaultExtension)
+	}
+	return nil
 }
 
 // WithDefaults returns cfg with every field that has a default set.
@@ -143,10 +143,12 @@ func (cfg Config) Validate() error {
 	if err := cfg.Configuration.Validate(); err != nil {
 		return err
 	}
-	if err := oneOf("header-param", cfg.Idempotency.HeaderParam, blockFields["header-param"]...); err != nil {
-		return err
-	}
-	return oneOf("unannotated", cfg.Idempotency.Unannotated, blockFields["unannotated"]...)
+	return cmp.Or(
+		validPackage(cfg.PackageName),
+		validExtension(cfg.Idempotency.Extension),
+		oneOf("header-param", cfg.Idempotency.HeaderParam, blockValues["header-param"]...),
+		oneOf("unannotated", cfg.Idempotency.Unannotated, blockValues["unannotated"]...),
+	)
 }
 
 func orDefault(field *string, value string) {

@@ -155,6 +155,9 @@ func configure(ctx context.Context, set *flag.FlagSet, help string, args []strin
 		return nil, usageError{fmt.Sprintf("name one OpenAPI document, not %q", operands)}
 	}
 
+	if operands[0] == "" {
+		return nil, usageError{"name an OpenAPI document"}
+	}
 	cfg, err := f.configuration(set)
 	if err != nil {
 		return nil, err
@@ -165,8 +168,16 @@ func configure(ctx context.Context, set *flag.FlagSet, help string, args []strin
 	if cfg.PackageName == "" {
 		cfg.PackageName = packageName(ctx, cfg.Output, cfg.Spec)
 	}
+	if cfg.PackageName == "" {
+		return nil, usageError{"name the generated package with -package, or as package in the config file"}
+	}
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	for _, input := range []string{operands[0], f.config, cfg.OutputOptions.Overlay.Path} {
+		if sameFile(cfg.Output, input) {
+			return nil, fmt.Errorf("the output, %s, would replace %s, which is read; name another file", cfg.Output, input)
+		}
 	}
 	warn(stderr, targetWarnings(cfg.Generate))
 	warn(stderr, cfg.Warnings())
@@ -191,6 +202,14 @@ func warn(stderr io.Writer, warnings map[string]string) {
 	for _, about := range slices.Sorted(maps.Keys(warnings)) {
 		fmt.Fprintf(stderr, "warning: %s: %s\n", about, warnings[about])
 	}
+}
+
+// sameFile reports whether two names, which may be empty, are of one file that
+// exists.
+func sameFile(a, b string) bool {
+	first, errA := os.Stat(a)
+	second, errB := os.Stat(b)
+	return errA == nil && errB == nil && first.Mode().IsRegular() && os.SameFile(first, second)
 }
 
 func printConfig(stdout io.Writer, cfg generator.Config) error {
@@ -236,12 +255,8 @@ type oldConfig struct {
 
 func parseOldConfig(data []byte) (oldConfig, error) {
 	var old oldConfig
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&old); err != nil && !errors.Is(err, io.EOF) {
-		return oldConfig{}, err
-	}
-	return old, nil
+	err := generator.DecodeConfig(data, &old)
+	return old, err
 }
 
 // configuration reads the config file and applies the flags to it. Which style
@@ -263,21 +278,27 @@ func (f *flags) configuration(set *flag.FlagSet) (generator.Config, error) {
 	}
 	cfg, newErr := generator.ParseConfig(data)
 	old, oldErr := parseOldConfig(data)
-	var findings generator.Findings
 	switch {
-	case f.oldConfigStyle && oldErr != nil:
-		return generator.Config{}, fmt.Errorf("%s: as a config file in the old style: %w", f.config, oldErr)
-	case errors.As(newErr, &findings):
-		for i := range findings {
-			findings[i].Pos.File = f.config
-		}
-		return generator.Config{}, findings
+	case oldErr != nil && (f.oldConfigStyle || newErr != nil && old.GenerateTargets != nil):
+		return generator.Config{}, inFile(f.config, oldErr)
 	case newErr != nil && oldErr != nil:
-		return generator.Config{}, fmt.Errorf("%s: %w\n(nor is it a config file in the old style: %w)", f.config, newErr, oldErr)
+		return generator.Config{}, inFile(f.config, newErr)
 	case f.oldConfigStyle, newErr != nil, oldErr == nil && deprecatedFlagGiven(set):
 		return f.oldConfiguration(old)
 	}
 	return f.update(cfg)
+}
+
+// inFile names the file in which findings stand.
+func inFile(name string, err error) error {
+	var findings generator.Findings
+	if !errors.As(err, &findings) {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for i := range findings {
+		findings[i].Pos.File = name
+	}
+	return findings
 }
 
 func deprecatedFlagGiven(set *flag.FlagSet) bool {
@@ -362,10 +383,13 @@ func (f *flags) oldConfiguration(old oldConfig) (generator.Config, error) {
 		ExcludeTags:        list(old.ExcludeTags, f.excludeTags),
 		ExcludeSchemas:     list(old.ExcludeSchemas, f.excludeSchemas),
 	}
-	if err := setTargets(&cfg, list(old.GenerateTargets, f.generate)); err != nil {
+	err := setTargets(&cfg, list(old.GenerateTargets, f.generate))
+	if err != nil && old.GenerateTargets != nil {
+		return cfg, fmt.Errorf("%s: %v", f.config, err) // and no usage error
+	}
+	if err != nil {
 		return cfg, err
 	}
-	var err error
 	if dir := text(old.TemplatesDir, f.templates); dir != "" {
 		if cfg.OutputOptions.UserTemplates, err = readTemplates(dir); err != nil {
 			return cfg, err

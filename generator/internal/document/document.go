@@ -63,7 +63,7 @@ func (d *Document) open(name string) (*Node, error) {
 		f.err = err
 	} else {
 		f.size = len(data)
-		f.root, f.err = parse(name, data)
+		f.root, f.err = Parse(name, data)
 	}
 	return f.root, f.err
 }

@@ -14,10 +14,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// parse reads data as JSON if it is JSON, else as YAML. That is kin-openapi's
-// order too, and it matters: YAML readers refuse the surrogate escapes that
+// Parse reads data, called name in positions, on its own: as JSON if it is JSON,
+// else as YAML. The error is of type [Findings]. The order is kin-openapi's
+// too, and it matters: YAML readers refuse the surrogate escapes that
 // JSON uses for characters beyond the basic plane.
-func parse(name string, data []byte) (*Node, error) {
+func Parse(name string, data []byte) (*Node, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	if json.Valid(data) {
 		return newJSONReader(name, data).value(), nil
@@ -97,6 +98,7 @@ var cures = []struct {
 }{
 	{yamlReader, "remove the character, or save the file as UTF-8 text"},
 	{regexp.MustCompile(`cannot start any token`), "indent with spaces, not with tabs, and put text that begins with @, %, ` or a tab in quotes"},
+	{regexp.MustCompile(`tab character`), "indent with spaces"},
 	{regexp.MustCompile(`mapping values are not allowed`), "put text that has a colon and a space in quotes, and begin the names of one object in one column"},
 	{regexp.MustCompile(`could not find expected ':'`), "write name: value, with a space behind the colon"},
 	{regexp.MustCompile(`did not find expected (?:key|'-' indicator)`), "begin the names of one object, and the dashes of one list, in one column"},
