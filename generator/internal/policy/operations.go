@@ -40,7 +40,9 @@ func (r *resolver) pathItem(place document.Place, at *document.Node) []Operation
 			r.reject(own.Pos, "%s beside $ref would be lost; write it in the path item that $ref %q points at", r.cfg.Extension, ref.Value)
 		}
 		if replaced(item) {
-			if target, err := r.doc.Follow(item); err == nil && (r.annotates(item) || r.annotates(target)) {
+			target, err := r.doc.Follow(item)
+			r.read[target] = true // a path does refer to it
+			if err == nil && (r.annotates(item) || r.annotates(target)) {
 				r.reject(ref.Pos, "what stands beside this $ref replaces what it points at in some versions of kin-openapi, and is merged with it in others, so that %s could be lost; move it to where $ref %q points", r.cfg.Extension, ref.Value)
 			}
 			break

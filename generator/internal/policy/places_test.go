@@ -61,6 +61,7 @@ paths:
   /a: {post: {%sresponses: {}, callbacks: %s}, get: {responses: {}, callbacks: %s}}
   /b: {$ref: '#/components/pathItems/b'}
   /c: {post: {responses: {}, callbacks: {a: {$ref: '#/components/callbacks/a'}}}}
+  /d: {$ref: '#/components/pathItems/a'}
 webhooks:
   a: %s
   x-b: %s
