@@ -47,7 +47,7 @@ func TestEveryContest(t *testing.T) {
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
-	for _, c := range contests {
+	for _, c := range b.contests() {
 		if lines[c.name] < 2*b.rounds {
 			t.Errorf("%s has %d lines, which are not two sides in %d rounds", c.name, lines[c.name], b.rounds)
 		}

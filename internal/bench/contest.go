@@ -125,27 +125,37 @@ func more(us, base, unit string, want target) figure {
 	return figure{us + " − " + base + ", " + unit, func(r round) float64 { return r[us].per[unit] - r[base].per[unit] }, want}
 }
 
-// contests are all comparisons in the order in which they run. What builds one
-// registers with onClose what is to be undone after it.
-var contests = []struct {
+// A planned is a contest that has not been prepared. What prepares it registers
+// with onClose what is to be undone after it.
+type planned struct {
 	name  string
 	build func(*bench, string) (*contest, error)
-}{
-	{"Fresh/clients=1", fresh(1)},
-	{"Fresh/clients=8", fresh(8)},
-	{"Fresh/clients=64", fresh(64)},
-	{"Replay/clients=8", replay},
-	{"InFlight/clients=8", inFlight},
-	{"Mismatch/clients=8", mismatch},
-	{"Transaction/clients=8", transaction},
-	{"HTTP/connections=64", overHTTP},
-	{"Memory/connections=64", inMemory},
-	{"Unannotated", unannotated},
-	{"SQLite/clients=8", sqlite},
-	{"Trips", trips},
-	{"Fingerprint/bytes=262144", fingerprint},
-	{"Generator", generators},
-	{"Rows/clients=8", rows},
+}
+
+// contests are all comparisons in the order in which they run.
+func (b *bench) contests() []planned {
+	all := []planned{
+		{"Fresh/clients=1", fresh(1)},
+		{"Fresh/clients=8", fresh(8)},
+		{"Fresh/clients=64", fresh(64)},
+		{"Replay/clients=8", replay},
+		{"InFlight/clients=8", inFlight},
+		{"Mismatch/clients=8", mismatch},
+		{"Transaction/clients=8", transaction},
+		{"HTTP/connections=64", overHTTP},
+		{"Memory/connections=64", inMemory},
+		{"Unannotated", unannotated},
+		{"SQLite/clients=8", sqlite},
+		{"Trips", trips},
+		{"Fingerprint/bytes=262144", fingerprint},
+	}
+	for _, d := range b.documents {
+		all = append(all, planned{"Generator/document=" + d.name, generators(d)})
+	}
+	if b.manyRows > 0 {
+		all = append(all, planned{"Rows/clients=8", rows})
+	}
+	return all
 }
 
 func (b *bench) measure() (err error) {
@@ -155,14 +165,14 @@ func (b *bench) measure() (err error) {
 	}
 	var ratios, figures strings.Builder
 	found := false
-	for _, c := range contests {
+	for _, c := range b.contests() {
 		if !b.run.MatchString(c.name) {
 			continue
 		}
 		found = true
 		kept := len(b.closers)
 		contest, err := c.build(b, c.name)
-		if err == nil && contest != nil {
+		if err == nil {
 			var rounds []round
 			if rounds, err = b.play(contest); err == nil {
 				contest.tabulate(rounds, &ratios, &figures)
@@ -259,6 +269,22 @@ func (b *bench) close(kept int) (err error) {
 		b.closers = b.closers[:last]
 	}
 	return err
+}
+
+// processor is drive with one client whose time is the processor's, which other
+// load hardly changes.
+func (b *bench) processor(d time.Duration, op func(client int) error) (sample, error) {
+	before, err := processorTime()
+	if err != nil {
+		return sample{}, err
+	}
+	s, err := b.drive(1, d, op)
+	if err != nil {
+		return s, err
+	}
+	after, err := processorTime()
+	s.took = after - before
+	return s, err
 }
 
 // drive has clients call op, each one after the other and once at least, until

@@ -24,7 +24,7 @@ func (b *bench) describe() error {
 	}
 	version, _, _ = strings.Cut(version, " ")
 	fmt.Fprintf(b.out, "goos: %s\ngoarch: %s\npkg: github.com/oapi-idempotent/oapi-idempotent/internal/bench\ncpu: %d × %s\n",
-		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor())
+		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processorModel())
 	fmt.Fprintf(b.out, "go: %s\npostgres: %s, fsync on, synchronous_commit on\nfsync: %.0f µs\nload: %s\nrounds: %d of %s\n",
 		runtime.Version(), version, float64(sync.Nanoseconds())/1e3, load(), b.rounds, b.time)
 	return nil
@@ -32,8 +32,8 @@ func (b *bench) describe() error {
 
 var modelName = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
 
-// processor returns the model's name where the system says it.
-func processor() string {
+// processorModel returns the model's name where the system says it.
+func processorModel() string {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if m := modelName.FindSubmatch(info); err == nil && m != nil {
 		return string(m[1])

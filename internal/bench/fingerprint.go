@@ -20,7 +20,7 @@ func fingerprint(b *bench, name string) (*contest, error) {
 	parts := "--b\r\nContent-Disposition: form-data; name=\"a\"; filename=\"a.txt\"\r\n\r\n" + array + "\r\n--b--\r\n"
 	hashing := side{"SHA-256", func(d time.Duration) (sample, error) {
 		body := []byte(array)
-		s, err := b.drive(1, d, func(int) error {
+		s, err := b.processor(d, func(int) error {
 			sha256.Sum256(body)
 			return nil
 		})
@@ -41,7 +41,7 @@ func fingerprint(b *bench, name string) (*contest, error) {
 				}
 				return err
 			}
-			s, err := b.drive(1, d, post)
+			s, err := b.processor(d, post)
 			return throughput(s, len(body)), err
 		}}
 	}

@@ -494,9 +494,6 @@ const (
 )
 
 func rows(b *bench, name string) (*contest, error) {
-	if b.manyRows == 0 {
-		return nil, nil
-	}
 	c, dsn, err := b.database()
 	if err != nil {
 		return nil, err

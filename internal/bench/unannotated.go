@@ -43,7 +43,7 @@ func unannotated(b *bench, name string) (*contest, error) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			const batch = 1000 // for which reading the clock does not count
-			s, err := b.drive(1, d, func(int) error {
+			s, err := b.processor(d, func(int) error {
 				for range batch {
 					w.status = 0
 					h.ServeHTTP(w, r)
