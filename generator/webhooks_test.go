@@ -301,3 +301,25 @@ func TestWebhooksAreLinted(t *testing.T) {
 		}
 	}
 }
+
+// TestPlacesOfWhichNothingIsWritten: oapi-codegen takes them, and so do we.
+func TestPlacesOfWhichNothingIsWritten(t *testing.T) {
+	cfg := server(map[string]string{"spec.yaml": `openapi: 3.1.0
+info: {title: Deliveries, version: "1"}
+paths:
+  /nothing:
+  /orders:
+    post:
+      operationId: createOrder
+      x-idempotent: true
+      responses: {"201": {description: created}}
+      callbacks: {none: {}, empty: {'{$url}': }, item: {'{$url}': {}}}
+webhooks:
+  nothing:
+  empty: {}
+`})
+	cfg.Generate.Client = true
+	if code := source(t, cfg); !strings.Contains(code, "func (s GuardedServer) CreateOrder(") {
+		t.Error("the operation beside them is not guarded")
+	}
+}

@@ -47,7 +47,7 @@ type names struct {
 
 func namesOf(spec *openapi3.T, doc *document.Document) names {
 	n := names{doc, components(spec, doc), map[*openapi3.Operation]string{}}
-	for _, item := range spec.Paths.Map() {
+	for _, item := range pathItems(spec) {
 		for _, op := range item.Operations() {
 			n.operations[op] = op.OperationID
 		}
@@ -156,14 +156,14 @@ func failedOperation(spec *openapi3.T, line string) (Endpoint, *openapi3.Operati
 			return e, operation(spec, e)
 		}
 	}
-	for _, path := range spec.Paths.Keys() {
-		operations := spec.Paths.Value(path).Operations()
+	for path, item := range pathItems(spec) {
+		operations := item.Operations()
 		for _, method := range slices.Sorted(maps.Keys(operations)) {
 			op := operations[method]
-			item := &openapi3.PathItem{Parameters: spec.Paths.Value(path).Parameters}
-			item.SetOperation(method, op)
+			only := &openapi3.PathItem{Parameters: item.Parameters}
+			only.SetOperation(method, op)
 			alone := *spec
-			alone.Paths = openapi3.NewPaths(openapi3.WithPath(path, item))
+			alone.Paths = openapi3.NewPaths(openapi3.WithPath(path, only))
 			if _, err := operationDefinitions(&alone); err != nil && strings.Contains(line, err.Error()) {
 				return Endpoint{Method: method, Place: document.Place{Kind: document.Path, Name: path}}, op
 			}

@@ -1,6 +1,7 @@
 package stub
 
 import (
+	"iter"
 	"maps"
 	"net/http"
 	"slices"
@@ -118,13 +119,25 @@ func operation(spec *openapi3.T, e Endpoint) *openapi3.Operation {
 	return item.Operations()[e.Method]
 }
 
+// pathItems yields the items of paths. One of which nothing is written is nil, and
+// left out.
+func pathItems(spec *openapi3.T) iter.Seq2[string, *openapi3.PathItem] {
+	return func(yield func(string, *openapi3.PathItem) bool) {
+		for _, path := range slices.Sorted(maps.Keys(spec.Paths.Map())) {
+			if item := spec.Paths.Value(path); item != nil && !yield(path, item) {
+				return
+			}
+		}
+	}
+}
+
 // places lists where the document has path items that oapi-codegen generates
 // code for, in the order in which it does.
 func places(spec *openapi3.T) []document.Place {
 	var paths, webhooks, callbacks []document.Place
-	for _, path := range slices.Sorted(maps.Keys(spec.Paths.Map())) {
+	for path, item := range pathItems(spec) {
 		paths = append(paths, document.Place{Kind: document.Path, Name: path})
-		operations := spec.Paths.Value(path).Operations()
+		operations := item.Operations()
 		for _, method := range slices.Sorted(maps.Keys(operations)) {
 			for _, name := range slices.Sorted(maps.Keys(operations[method].Callbacks)) {
 				callback := operations[method].Callbacks[name]
@@ -132,12 +145,18 @@ func places(spec *openapi3.T) []document.Place {
 					continue
 				}
 				for _, url := range slices.Sorted(maps.Keys(callback.Value.Map())) {
+					if callback.Value.Value(url) == nil {
+						continue
+					}
 					callbacks = append(callbacks, document.Place{Kind: document.Callback, Name: name, Method: method, Path: path, URL: url})
 				}
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Webhooks)) {
+		if spec.Webhooks[name] == nil {
+			continue
+		}
 		webhooks = append(webhooks, document.Place{Kind: document.Webhook, Name: name})
 	}
 	return slices.Concat(paths, webhooks, callbacks)

@@ -50,7 +50,7 @@ func clashes(doc *document.Document, definitions []definition, functions bool) e
 // operationId where they have none. oapi-codegen would name each by the path it
 // meets it under, and the alias's route would call a method that is not there.
 func NameAliased(spec *openapi3.T) {
-	for _, item := range spec.Paths.Map() {
+	for _, item := range pathItems(spec) {
 		target, ok := strings.CutPrefix(item.Ref, "#/paths/")
 		if !ok {
 			continue
