@@ -41,7 +41,7 @@ func (r onChi) HandlePaidWebhook(w http.ResponseWriter, _ *http.Request, _ onchi
 	_, _ = io.WriteString(w, "paid")
 }
 
-func (r onChi) HandleDeliveredCallback(w http.ResponseWriter, _ *http.Request) {
+func (r onChi) HandleDeliveredCallback(w http.ResponseWriter, _ *http.Request, _ onchi.DeliveredParams) {
 	r.delivered.Add(1)
 	w.WriteHeader(http.StatusCreated)
 	_, _ = io.WriteString(w, "delivered")
@@ -53,6 +53,10 @@ func (r onGorilla) HandlePaidWebhook(w http.ResponseWriter, req *http.Request, _
 	r.onChi.HandlePaidWebhook(w, req, onchi.PaidParams{})
 }
 
+func (r onGorilla) HandleDeliveredCallback(w http.ResponseWriter, req *http.Request, _ ongorilla.DeliveredParams) {
+	r.onChi.HandleDeliveredCallback(w, req, onchi.DeliveredParams{})
+}
+
 type onEcho struct{ *ran }
 
 func (r onEcho) HandlePaidWebhook(c echo.Context, _ onecho.PaidParams) error {
@@ -60,7 +64,7 @@ func (r onEcho) HandlePaidWebhook(c echo.Context, _ onecho.PaidParams) error {
 	return c.String(http.StatusCreated, "paid")
 }
 
-func (r onEcho) HandleDeliveredCallback(c echo.Context) error {
+func (r onEcho) HandleDeliveredCallback(c echo.Context, _ onecho.DeliveredParams) error {
 	r.delivered.Add(1)
 	return c.String(http.StatusCreated, "delivered")
 }
@@ -72,7 +76,7 @@ func (r onEcho5) HandlePaidWebhook(c *echo5.Context, _ onecho5.PaidParams) error
 	return c.String(http.StatusCreated, "paid")
 }
 
-func (r onEcho5) HandleDeliveredCallback(c *echo5.Context) error {
+func (r onEcho5) HandleDeliveredCallback(c *echo5.Context, _ onecho5.DeliveredParams) error {
 	r.delivered.Add(1)
 	return c.String(http.StatusCreated, "delivered")
 }
@@ -84,7 +88,7 @@ func (r onGin) HandlePaidWebhook(c *gin.Context, _ ongin.PaidParams) {
 	c.String(http.StatusCreated, "paid")
 }
 
-func (r onGin) HandleDeliveredCallback(c *gin.Context) {
+func (r onGin) HandleDeliveredCallback(c *gin.Context, _ ongin.DeliveredParams) {
 	r.delivered.Add(1)
 	c.String(http.StatusCreated, "delivered")
 }
@@ -96,7 +100,7 @@ func (r onFiber) HandlePaidWebhook(c *fiber2.Ctx, _ onfiber.PaidParams) error {
 	return c.Status(http.StatusCreated).SendString("paid")
 }
 
-func (r onFiber) HandleDeliveredCallback(c *fiber2.Ctx) error {
+func (r onFiber) HandleDeliveredCallback(c *fiber2.Ctx, _ onfiber.DeliveredParams) error {
 	r.delivered.Add(1)
 	return c.Status(http.StatusCreated).SendString("delivered")
 }
@@ -108,7 +112,7 @@ func (r onFiber3) HandlePaidWebhook(c fiber3.Ctx, _ onfiber3.PaidParams) error {
 	return c.Status(http.StatusCreated).SendString("paid")
 }
 
-func (r onFiber3) HandleDeliveredCallback(c fiber3.Ctx) error {
+func (r onFiber3) HandleDeliveredCallback(c fiber3.Ctx, _ onfiber3.DeliveredParams) error {
 	r.delivered.Add(1)
 	return c.Status(http.StatusCreated).SendString("delivered")
 }
@@ -121,7 +125,7 @@ func (r onIris) HandlePaidWebhook(c iris.Context, _ oniris.PaidParams) {
 	_, _ = c.WriteString("paid")
 }
 
-func (r onIris) HandleDeliveredCallback(c iris.Context) {
+func (r onIris) HandleDeliveredCallback(c iris.Context, _ oniris.DeliveredParams) {
 	r.delivered.Add(1)
 	c.StatusCode(http.StatusCreated)
 	_, _ = c.WriteString("delivered")

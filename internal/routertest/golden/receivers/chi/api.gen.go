@@ -24,6 +24,11 @@ type PaidParams struct {
 	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
+// DeliveredParams defines parameters for Delivered.
+type DeliveredParams struct {
+	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // PaidJSONRequestBody defines body for Paid for application/json ContentType.
 type PaidJSONRequestBody = Event
 
@@ -252,7 +257,7 @@ func PaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Guard, e
 type CallbackReceiverInterface interface {
 
 	// HandleDeliveredCallback handles the POST callback for delivered.
-	HandleDeliveredCallback(w http.ResponseWriter, r *http.Request)
+	HandleDeliveredCallback(w http.ResponseWriter, r *http.Request, params DeliveredParams)
 }
 
 // CallbackReceiverMiddlewareFunc wraps an http.Handler with cross-
@@ -272,7 +277,26 @@ func DeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempotency.G
 		}
 	}
 	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		si.HandleDeliveredCallback(w, r)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the request.
+		var params DeliveredParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", r.URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			var requiredError *runtime.RequiredParameterError
+			if errors.As(err, &requiredError) {
+				errHandler(w, r, &RequiredParamError{ParamName: "trace"})
+			} else {
+				errHandler(w, r, &InvalidParamFormatError{ParamName: "trace", Err: err})
+			}
+			return
+		}
+
+		si.HandleDeliveredCallback(w, r, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -376,8 +400,8 @@ func (s GuardedWebhookReceiver) HandlePaidWebhook(w http.ResponseWriter, r *http
 }
 
 // HandleDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleDeliveredCallback(w http.ResponseWriter, r *http.Request) {
+func (s GuardedCallbackReceiver) HandleDeliveredCallback(w http.ResponseWriter, r *http.Request, params DeliveredParams) {
 	s.guard.Handle(&idempotencyPolicyHandleDeliveredCallback, w, r, func(w http.ResponseWriter, r *http.Request) {
-		s.CallbackReceiverInterface.HandleDeliveredCallback(w, r)
+		s.CallbackReceiverInterface.HandleDeliveredCallback(w, r, params)
 	})
 }

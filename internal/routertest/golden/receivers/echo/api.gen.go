@@ -24,6 +24,11 @@ type PaidParams struct {
 	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
+// DeliveredParams defines parameters for Delivered.
+type DeliveredParams struct {
+	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // PaidJSONRequestBody defines body for Paid for application/json ContentType.
 type PaidJSONRequestBody = Event
 
@@ -150,7 +155,7 @@ func PaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Guard, m
 type CallbackReceiverInterface interface {
 
 	// HandleDeliveredCallback handles the POST callback for delivered.
-	HandleDeliveredCallback(ctx echo.Context) error
+	HandleDeliveredCallback(ctx echo.Context, params DeliveredParams) error
 }
 
 // DeliveredCallbackHandler returns the echo.HandlerFunc for the delivered callback.
@@ -161,7 +166,20 @@ type CallbackReceiverInterface interface {
 func DeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempotency.Guard, middlewares ...echo.MiddlewareFunc) echo.HandlerFunc {
 	si = GuardCallbackReceiver(si, guard)
 	h := echo.HandlerFunc(func(ctx echo.Context) error {
-		return si.HandleDeliveredCallback(ctx)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the context.
+		var params DeliveredParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", ctx.QueryParams(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			return echo.NewHTTPError(http.StatusBadRequest, fmt.Sprintf("Invalid format for parameter trace: %s", err))
+		}
+
+		return si.HandleDeliveredCallback(ctx, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -265,9 +283,9 @@ func (s GuardedWebhookReceiver) HandlePaidWebhook(ctx echo.Context, params PaidP
 }
 
 // HandleDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleDeliveredCallback(ctx echo.Context) error {
+func (s GuardedCallbackReceiver) HandleDeliveredCallback(ctx echo.Context, params DeliveredParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyHandleDeliveredCallback, ctx, func() error {
-		return s.CallbackReceiverInterface.HandleDeliveredCallback(ctx)
+		return s.CallbackReceiverInterface.HandleDeliveredCallback(ctx, params)
 	})
 }
 

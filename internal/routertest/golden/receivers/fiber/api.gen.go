@@ -24,6 +24,11 @@ type PaidParams struct {
 	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
+// DeliveredParams defines parameters for Delivered.
+type DeliveredParams struct {
+	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // PaidJSONRequestBody defines body for Paid for application/json ContentType.
 type PaidJSONRequestBody = Event
 
@@ -141,7 +146,7 @@ func PaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Guard) f
 type CallbackReceiverInterface interface {
 
 	// HandleDeliveredCallback handles the POST callback for delivered.
-	HandleDeliveredCallback(c *fiber.Ctx) error
+	HandleDeliveredCallback(c *fiber.Ctx, params DeliveredParams) error
 }
 
 // DeliveredCallbackHandler returns the fiber.Handler for the delivered callback.
@@ -152,7 +157,26 @@ type CallbackReceiverInterface interface {
 func DeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempotency.Guard) fiber.Handler {
 	si = GuardCallbackReceiver(si, guard)
 	return func(c *fiber.Ctx) error {
-		return si.HandleDeliveredCallback(c)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the context.
+		var params DeliveredParams
+
+		var query url.Values
+		query, err = url.ParseQuery(string(c.Request().URI().QueryString()))
+		if err != nil {
+			return fiber.NewError(fiber.StatusBadRequest, fmt.Errorf("Invalid format for query string: %w", err).Error())
+		}
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", query, &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			return fiber.NewError(fiber.StatusBadRequest, fmt.Errorf("Invalid format for parameter trace: %w", err).Error())
+		}
+
+		return si.HandleDeliveredCallback(c, params)
 	}
 }
 
@@ -252,9 +276,9 @@ func (s GuardedWebhookReceiver) HandlePaidWebhook(c *fiber.Ctx, params PaidParam
 }
 
 // HandleDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleDeliveredCallback(c *fiber.Ctx) error {
+func (s GuardedCallbackReceiver) HandleDeliveredCallback(c *fiber.Ctx, params DeliveredParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyHandleDeliveredCallback, c, func() error {
-		return s.CallbackReceiverInterface.HandleDeliveredCallback(c)
+		return s.CallbackReceiverInterface.HandleDeliveredCallback(c, params)
 	})
 }
 

@@ -24,6 +24,11 @@ type PaidParams struct {
 	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
+// DeliveredParams defines parameters for Delivered.
+type DeliveredParams struct {
+	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // PaidJSONRequestBody defines body for Paid for application/json ContentType.
 type PaidJSONRequestBody = Event
 
@@ -135,7 +140,7 @@ func PaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Guard) g
 type CallbackReceiverInterface interface {
 
 	// HandleDeliveredCallback handles the POST callback for delivered.
-	HandleDeliveredCallback(c *gin.Context)
+	HandleDeliveredCallback(c *gin.Context, params DeliveredParams)
 }
 
 // DeliveredCallbackHandler returns the gin.HandlerFunc for the delivered callback.
@@ -147,7 +152,21 @@ type CallbackReceiverInterface interface {
 func DeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempotency.Guard) gin.HandlerFunc {
 	si = GuardCallbackReceiver(si, guard)
 	return func(c *gin.Context) {
-		si.HandleDeliveredCallback(c)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the context.
+		var params DeliveredParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", c.Request.URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			c.JSON(http.StatusBadRequest, gin.H{"error": fmt.Sprintf("Invalid format for parameter trace: %s", err)})
+			return
+		}
+
+		si.HandleDeliveredCallback(c, params)
 	}
 }
 
@@ -247,9 +266,9 @@ func (s GuardedWebhookReceiver) HandlePaidWebhook(c *gin.Context, params PaidPar
 }
 
 // HandleDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleDeliveredCallback(c *gin.Context) {
+func (s GuardedCallbackReceiver) HandleDeliveredCallback(c *gin.Context, params DeliveredParams) {
 	guardOperation(s.guard, &idempotencyPolicyHandleDeliveredCallback, c, func() {
-		s.CallbackReceiverInterface.HandleDeliveredCallback(c)
+		s.CallbackReceiverInterface.HandleDeliveredCallback(c, params)
 	})
 }
 

@@ -27,6 +27,11 @@ type PaidParams struct {
 	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
+// DeliveredParams defines parameters for Delivered.
+type DeliveredParams struct {
+	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // PaidJSONRequestBody defines body for Paid for application/json ContentType.
 type PaidJSONRequestBody = Event
 
@@ -126,7 +131,7 @@ func PaidWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Guard) i
 type CallbackReceiverInterface interface {
 
 	// HandleDeliveredCallback handles the POST callback for delivered.
-	HandleDeliveredCallback(ctx iris.Context)
+	HandleDeliveredCallback(ctx iris.Context, params DeliveredParams)
 }
 
 // DeliveredCallbackHandler returns the iris.Handler for the delivered callback.
@@ -137,7 +142,22 @@ type CallbackReceiverInterface interface {
 func DeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempotency.Guard) iris.Handler {
 	si = GuardCallbackReceiver(si, guard)
 	return func(ctx iris.Context) {
-		si.HandleDeliveredCallback(ctx)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the context.
+		var params DeliveredParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", ctx.Request().URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			ctx.StatusCode(http.StatusBadRequest)
+			_, _ = ctx.WriteString(fmt.Sprintf("Invalid format for parameter trace: %s", err))
+			return
+		}
+
+		si.HandleDeliveredCallback(ctx, params)
 	}
 }
 
@@ -237,9 +257,9 @@ func (s GuardedWebhookReceiver) HandlePaidWebhook(ctx iris.Context, params PaidP
 }
 
 // HandleDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleDeliveredCallback(ctx iris.Context) {
+func (s GuardedCallbackReceiver) HandleDeliveredCallback(ctx iris.Context, params DeliveredParams) {
 	guardOperation(s.guard, &idempotencyPolicyHandleDeliveredCallback, ctx, func(ctx iris.Context) {
-		s.CallbackReceiverInterface.HandleDeliveredCallback(ctx)
+		s.CallbackReceiverInterface.HandleDeliveredCallback(ctx, params)
 	})
 }
 
