@@ -1,0 +1,4 @@
+package sqlstore
+
+// UnderWay is how many statements of a kind run at once before others queue.
+const UnderWay = underWay
