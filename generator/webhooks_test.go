@@ -45,15 +45,15 @@ func TestInitiatorsRetryWithOneKey(t *testing.T) {
 			}, "order-17", `{"order":"17"}`},
 		"callback": {
 			func(_ *webhooks.WebhookInitiator, c *webhooks.CallbackInitiator, to string) (*http.Response, error) {
-				return c.OrderDelivered(ctx, to, event)
+				return c.OrderDelivered(ctx, to, nil, event)
 			}, "", `{"order":"17"}`},
 		"callback with a body": {
 			func(_ *webhooks.WebhookInitiator, c *webhooks.CallbackInitiator, to string) (*http.Response, error) {
-				return c.OrderDeliveredWithBody(ctx, to, json, strings.NewReader("{}"))
+				return c.OrderDeliveredWithBody(ctx, to, nil, json, strings.NewReader("{}"))
 			}, "", `{}`},
 		"callback with a key from an editor": {
 			func(_ *webhooks.WebhookInitiator, c *webhooks.CallbackInitiator, to string) (*http.Response, error) {
-				return c.OrderDelivered(ctx, to, event, func(_ context.Context, r *http.Request) error {
+				return c.OrderDelivered(ctx, to, nil, event, func(_ context.Context, r *http.Request) error {
 					if r.Header.Get("Idempotency-Key") == "" {
 						return errors.New("a signer does not see the key")
 					}
@@ -100,11 +100,13 @@ func TestInitiatorsFollowTheirPolicies(t *testing.T) {
 		keys []string
 	}{
 		"natural":              {func(to string) (*http.Response, error) { return webhook.ReplaceOrder(ctx, to, nil) }, []string{"", "", ""}},
-		"unannotated webhook":  {func(to string) (*http.Response, error) { return webhook.Heartbeat(ctx, to) }, []string{""}},
-		"unannotated callback": {func(to string) (*http.Response, error) { return callback.Unsubscribed(ctx, to) }, []string{""}},
+		"unannotated webhook":  {func(to string) (*http.Response, error) { return webhook.Heartbeat(ctx, to, nil) }, []string{""}},
+		"unannotated callback": {func(to string) (*http.Response, error) { return callback.Unsubscribed(ctx, to, nil) }, []string{""}},
 		"generator": {func(to string) (*http.Response, error) { return webhook.OrderPaid(ctx, to, nil, webhooks.Event{}) },
 			[]string{"generated", "generated", "generated"}},
-		"no retry": {func(to string) (*http.Response, error) { return callback.OrderDelivered(ctx, to, webhooks.Event{}) },
+		"no retry": {func(to string) (*http.Response, error) {
+			return callback.OrderDelivered(ctx, to, nil, webhooks.Event{})
+		},
 			[]string{"generated"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,11 +135,17 @@ func (r *receivers) HandleReplaceOrderWebhook(http.ResponseWriter, *http.Request
 	r.replaced++
 }
 
-func (r *receivers) HandleHeartbeatWebhook(http.ResponseWriter, *http.Request) { r.alive++ }
+func (r *receivers) HandleHeartbeatWebhook(http.ResponseWriter, *http.Request, webhooks.HeartbeatParams) {
+	r.alive++
+}
 
-func (r *receivers) HandleOrderDeliveredCallback(http.ResponseWriter, *http.Request) { r.delivered++ }
+func (r *receivers) HandleOrderDeliveredCallback(http.ResponseWriter, *http.Request, webhooks.OrderDeliveredParams) {
+	r.delivered++
+}
 
-func (r *receivers) HandleUnsubscribedCallback(http.ResponseWriter, *http.Request) { r.gone++ }
+func (r *receivers) HandleUnsubscribedCallback(http.ResponseWriter, *http.Request, webhooks.UnsubscribedParams) {
+	r.gone++
+}
 
 // TestReceiversAreGuarded sends each webhook and callback twice with one key.
 func TestReceiversAreGuarded(t *testing.T) {

@@ -36,15 +36,33 @@ type Subscription struct {
 	Url *string `json:"url,omitempty"`
 }
 
+// Trace defines model for Trace.
+type Trace = string
+
+// HeartbeatParams defines parameters for Heartbeat.
+type HeartbeatParams struct {
+	Trace *Trace `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
 // OrderPaidParams defines parameters for OrderPaid.
 type OrderPaidParams struct {
-	Trace          *string `form:"trace,omitempty" json:"trace,omitempty"`
+	Trace          *Trace  `form:"trace,omitempty" json:"trace,omitempty"`
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
 // ReplaceOrderParams defines parameters for ReplaceOrder.
 type ReplaceOrderParams struct {
-	Trace *string `form:"trace,omitempty" json:"trace,omitempty"`
+	Trace *Trace `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
+// OrderDeliveredParams defines parameters for OrderDelivered.
+type OrderDeliveredParams struct {
+	Trace *Trace `form:"trace,omitempty" json:"trace,omitempty"`
+}
+
+// UnsubscribedParams defines parameters for Unsubscribed.
+type UnsubscribedParams struct {
+	Trace *Trace `form:"trace,omitempty" json:"trace,omitempty"`
 }
 
 // SubscribeJSONRequestBody defines body for Subscribe for application/json ContentType.
@@ -407,7 +425,7 @@ func (p *WebhookInitiator) applyWebhookEditors(ctx context.Context, req *http.Re
 // WebhookInitiatorInterface is the interface specification for the webhook initiator.
 type WebhookInitiatorInterface interface {
 	// Heartbeat fires the heartbeat webhook
-	Heartbeat(ctx context.Context, targetURL string, reqEditors ...RequestEditorFn) (*http.Response, error)
+	Heartbeat(ctx context.Context, targetURL string, params *HeartbeatParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// OrderPaidWithBody fires the orderPaid webhook with any body
 	OrderPaidWithBody(ctx context.Context, targetURL string, params *OrderPaidParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -418,8 +436,8 @@ type WebhookInitiatorInterface interface {
 	ReplaceOrder(ctx context.Context, targetURL string, params *ReplaceOrderParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
-func (p *WebhookInitiator) Heartbeat(ctx context.Context, targetURL string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewHeartbeatWebhookRequest(targetURL)
+func (p *WebhookInitiator) Heartbeat(ctx context.Context, targetURL string, params *HeartbeatParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHeartbeatWebhookRequest(targetURL, params)
 	if err != nil {
 		return nil, err
 	}
@@ -470,13 +488,35 @@ func (p *WebhookInitiator) ReplaceOrder(ctx context.Context, targetURL string, p
 }
 
 // NewHeartbeatWebhookRequest builds a POST request for the heartbeat webhook
-func NewHeartbeatWebhookRequest(targetURL string) (*http.Request, error) {
+func NewHeartbeatWebhookRequest(targetURL string, params *HeartbeatParams) (*http.Request, error) {
 	var err error
 	_ = err
 
 	reqURL, err := url.Parse(targetURL)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		queryValues := reqURL.Query()
+		var rawQueryFragments []string
+
+		if params.Trace != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "trace", *params.Trace, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		reqURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodPost, reqURL.String(), nil)
@@ -664,16 +704,16 @@ func (p *CallbackInitiator) applyCallbackEditors(ctx context.Context, req *http.
 // CallbackInitiatorInterface is the interface specification for the callback initiator.
 type CallbackInitiatorInterface interface {
 	// OrderDeliveredWithBody fires the delivered callback with any body
-	OrderDeliveredWithBody(ctx context.Context, targetURL string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+	OrderDeliveredWithBody(ctx context.Context, targetURL string, params *OrderDeliveredParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	OrderDelivered(ctx context.Context, targetURL string, body OrderDeliveredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+	OrderDelivered(ctx context.Context, targetURL string, params *OrderDeliveredParams, body OrderDeliveredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// Unsubscribed fires the unsubscribed callback
-	Unsubscribed(ctx context.Context, targetURL string, reqEditors ...RequestEditorFn) (*http.Response, error)
+	Unsubscribed(ctx context.Context, targetURL string, params *UnsubscribedParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
-func (p *CallbackInitiator) OrderDeliveredWithBody(ctx context.Context, targetURL string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewOrderDeliveredCallbackRequestWithBody(targetURL, contentType, body)
+func (p *CallbackInitiator) OrderDeliveredWithBody(ctx context.Context, targetURL string, params *OrderDeliveredParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewOrderDeliveredCallbackRequestWithBody(targetURL, params, contentType, body)
 	if err != nil {
 		return nil, err
 	}
@@ -685,8 +725,8 @@ func (p *CallbackInitiator) OrderDeliveredWithBody(ctx context.Context, targetUR
 	return call.Do(p.Client)
 }
 
-func (p *CallbackInitiator) OrderDelivered(ctx context.Context, targetURL string, body OrderDeliveredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewOrderDeliveredCallbackRequest(targetURL, body)
+func (p *CallbackInitiator) OrderDelivered(ctx context.Context, targetURL string, params *OrderDeliveredParams, body OrderDeliveredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewOrderDeliveredCallbackRequest(targetURL, params, body)
 	if err != nil {
 		return nil, err
 	}
@@ -698,8 +738,8 @@ func (p *CallbackInitiator) OrderDelivered(ctx context.Context, targetURL string
 	return call.Do(p.Client)
 }
 
-func (p *CallbackInitiator) Unsubscribed(ctx context.Context, targetURL string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewUnsubscribedCallbackRequest(targetURL)
+func (p *CallbackInitiator) Unsubscribed(ctx context.Context, targetURL string, params *UnsubscribedParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnsubscribedCallbackRequest(targetURL, params)
 	if err != nil {
 		return nil, err
 	}
@@ -711,24 +751,46 @@ func (p *CallbackInitiator) Unsubscribed(ctx context.Context, targetURL string, 
 }
 
 // NewOrderDeliveredCallbackRequest builds a application/json POST request for the delivered callback
-func NewOrderDeliveredCallbackRequest(targetURL string, body OrderDeliveredJSONRequestBody) (*http.Request, error) {
+func NewOrderDeliveredCallbackRequest(targetURL string, params *OrderDeliveredParams, body OrderDeliveredJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
 	buf, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
 	bodyReader = bytes.NewReader(buf)
-	return NewOrderDeliveredCallbackRequestWithBody(targetURL, "application/json", bodyReader)
+	return NewOrderDeliveredCallbackRequestWithBody(targetURL, params, "application/json", bodyReader)
 }
 
 // NewOrderDeliveredCallbackRequestWithBody builds a POST request for the delivered callback with any body
-func NewOrderDeliveredCallbackRequestWithBody(targetURL string, contentType string, body io.Reader) (*http.Request, error) {
+func NewOrderDeliveredCallbackRequestWithBody(targetURL string, params *OrderDeliveredParams, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 	_ = err
 
 	reqURL, err := url.Parse(targetURL)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		queryValues := reqURL.Query()
+		var rawQueryFragments []string
+
+		if params.Trace != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "trace", *params.Trace, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		reqURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodPost, reqURL.String(), body)
@@ -742,13 +804,35 @@ func NewOrderDeliveredCallbackRequestWithBody(targetURL string, contentType stri
 }
 
 // NewUnsubscribedCallbackRequest builds a POST request for the unsubscribed callback
-func NewUnsubscribedCallbackRequest(targetURL string) (*http.Request, error) {
+func NewUnsubscribedCallbackRequest(targetURL string, params *UnsubscribedParams) (*http.Request, error) {
 	var err error
 	_ = err
 
 	reqURL, err := url.Parse(targetURL)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		queryValues := reqURL.Query()
+		var rawQueryFragments []string
+
+		if params.Trace != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "trace", *params.Trace, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		reqURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodPost, reqURL.String(), nil)
@@ -922,7 +1006,7 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options St
 type WebhookReceiverInterface interface {
 
 	// HandleHeartbeatWebhook handles the POST webhook for heartbeat.
-	HandleHeartbeatWebhook(w http.ResponseWriter, r *http.Request)
+	HandleHeartbeatWebhook(w http.ResponseWriter, r *http.Request, params HeartbeatParams)
 
 	// HandleOrderPaidWebhook handles the POST webhook for orderPaid.
 	HandleOrderPaidWebhook(w http.ResponseWriter, r *http.Request, params OrderPaidParams)
@@ -948,7 +1032,26 @@ func HeartbeatWebhookHandler(si WebhookReceiverInterface, guard *idempotency.Gua
 		}
 	}
 	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		si.HandleHeartbeatWebhook(w, r)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the request.
+		var params HeartbeatParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", r.URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			var requiredError *runtime.RequiredParameterError
+			if errors.As(err, &requiredError) {
+				errHandler(w, r, &RequiredParamError{ParamName: "trace"})
+			} else {
+				errHandler(w, r, &InvalidParamFormatError{ParamName: "trace", Err: err})
+			}
+			return
+		}
+
+		si.HandleHeartbeatWebhook(w, r, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -1062,10 +1165,10 @@ func ReplaceOrderWebhookHandler(si WebhookReceiverInterface, guard *idempotency.
 type CallbackReceiverInterface interface {
 
 	// HandleOrderDeliveredCallback handles the POST callback for delivered.
-	HandleOrderDeliveredCallback(w http.ResponseWriter, r *http.Request)
+	HandleOrderDeliveredCallback(w http.ResponseWriter, r *http.Request, params OrderDeliveredParams)
 
 	// HandleUnsubscribedCallback handles the POST callback for unsubscribed.
-	HandleUnsubscribedCallback(w http.ResponseWriter, r *http.Request)
+	HandleUnsubscribedCallback(w http.ResponseWriter, r *http.Request, params UnsubscribedParams)
 }
 
 // CallbackReceiverMiddlewareFunc wraps an http.Handler with cross-
@@ -1085,7 +1188,26 @@ func OrderDeliveredCallbackHandler(si CallbackReceiverInterface, guard *idempote
 		}
 	}
 	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		si.HandleOrderDeliveredCallback(w, r)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the request.
+		var params OrderDeliveredParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", r.URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			var requiredError *runtime.RequiredParameterError
+			if errors.As(err, &requiredError) {
+				errHandler(w, r, &RequiredParamError{ParamName: "trace"})
+			} else {
+				errHandler(w, r, &InvalidParamFormatError{ParamName: "trace", Err: err})
+			}
+			return
+		}
+
+		si.HandleOrderDeliveredCallback(w, r, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -1106,7 +1228,26 @@ func UnsubscribedCallbackHandler(si CallbackReceiverInterface, guard *idempotenc
 		}
 	}
 	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		si.HandleUnsubscribedCallback(w, r)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the request.
+		var params UnsubscribedParams
+
+		// ------------- Optional query parameter "trace" -------------
+
+		err = runtime.BindQueryParameterWithOptions("form", true, false, "trace", r.URL.Query(), &params.Trace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+		if err != nil {
+			var requiredError *runtime.RequiredParameterError
+			if errors.As(err, &requiredError) {
+				errHandler(w, r, &RequiredParamError{ParamName: "trace"})
+			} else {
+				errHandler(w, r, &InvalidParamFormatError{ParamName: "trace", Err: err})
+			}
+			return
+		}
+
+		si.HandleUnsubscribedCallback(w, r, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -1119,14 +1260,15 @@ func UnsubscribedCallbackHandler(si CallbackReceiverInterface, guard *idempotenc
 // const string: with thousands of chunks the chained `+` fold is several
 // times slower for the Go compiler than parsing a slice literal.
 var swaggerSpec = []string{
-	"1JTBbtswDIbfhe3RjZssJx+H7lAMwwb0WPRAy+yizpZUis5qBH73gZKTOk2GDRt22I2gqZ/kR9I7ML4L",
-	"3pGTCNUOotlQh8n8sCUnagT2gVgsJbfnhlgNGQJBBVHYuq8wjgUwPfeWqYHqfgp7KPZhvn4iIzAWcNfX",
-	"0bANYr07le+5PS/+Rkdd1j36FGyl1W831NotsSoVsCWOKQMsNasP5DBYqODdYrm4hgICyialLOOsouQJ",
-	"PqbODbZtjeZbcjZZXdvbwe5Sm6Uoi9o3w0XZczvOX2pLqHq3jRatMG4O7zMpivLeN0PK451MsDGE1pr0",
-	"tHyKmVAeilqXTI9QwUX5OrVyGlmZ5zUeD0K4p+SIwbuYEa+u17mf2RjAeaEmgX65sg11we8r8u6TjVHH",
-	"UK1XqzEl6N3ErP45jrIeaI7k92vIOY4R3u3z/SN6R1s5ThSPCl6eFjyDcEouoVf3d6o33ucl2hCy1ITy",
-	"p2SKvExf0CbwARk7EuII1f0OrAY/98QDFOCw06sQRqPUXjm8Pa6H4lDKOb0Nod7yQfB236QZrj7S8Cvp",
-	"/2fXJ4HQnzlhptCioc+cUfzNQTmUnrE9bMiZENPayWISTtxqjEp22enPrcMXqGDdxbQTPwIAAP//",
+	"1JRPb9s8DMa/C9ujGzd5c/LxRXcohmEDuluRAy2zizpZUik6qxH4uw+SnP/eMGDdgN1siiIf/R6JW1Cu",
+	"9c6SlQDVFjwytiTE6e8zo6L4oS1U8NIR91CAxZagAkmLBQS1phZjlvQ+LgRhbb/AMAy7xVTs3YaspB7s",
+	"PLFoSmHHDfHU7gKYXjrN1ED1OKatil2aq59JCQwFPHR1UKy9aGcvy3dspouf1YkhbZ9cStZi4todGb0h",
+	"jpUK2BCH1AHmsavzZNFrqOC/2Xx2CwV4lHVqWYYjRZmqC+nkCo2pUX1NwSZXj8fbwvY6HpaCzGrX9Fdl",
+	"x2Y49+NxC9dMT1DBVXlwrTyklNmvYVXsO0YUGHXcN/GwEeLdvm8mTEH+d02f9Dkro0novdEqbS2fQyZ7",
+	"cHpKx2h1mX0eTg0U7igFgnc2ZGsWt8vM4cg+sE6oSQa93uiGWu92ipz9oEOI9lXLxWJIDTo7sq5/jLGs",
+	"e3oLlL+uPWs7Rf+w0/mHqJ+8gmGkfyJ4fin4CN4l8WRZDH+jeu1cvrRrQpaaUP420SJf3k+om7dofbY/",
+	"zbc1YZwx+wF3v4Oh+pv31P901K3+pbc0FvDdxIhg8gYVfeSM4ncerEXpGM3+Jk2kKKPHLybhxK3GEMnO",
+	"2zh0W3yFCpZtSHfgewAAAP//",
 }
 
 // decodeSpec returns the embedded OpenAPI spec as raw JSON bytes,
@@ -1361,9 +1503,9 @@ func (s GuardedWebhookReceiver) HandleOrderPaidWebhook(w http.ResponseWriter, r 
 }
 
 // HandleOrderDeliveredCallback guards POST callback delivered of POST /subscriptions at {$request.body#/url}.
-func (s GuardedCallbackReceiver) HandleOrderDeliveredCallback(w http.ResponseWriter, r *http.Request) {
+func (s GuardedCallbackReceiver) HandleOrderDeliveredCallback(w http.ResponseWriter, r *http.Request, params OrderDeliveredParams) {
 	s.guard.Handle(&idempotencyPolicyHandleOrderDeliveredCallback, w, r, func(w http.ResponseWriter, r *http.Request) {
-		s.CallbackReceiverInterface.HandleOrderDeliveredCallback(w, r)
+		s.CallbackReceiverInterface.HandleOrderDeliveredCallback(w, r, params)
 	})
 }
 
