@@ -12,8 +12,9 @@ import (
 
 // headerParam finds the header parameter called name that an operation or its
 // path item declares, and what it says as the policy's defaults: whether a key
-// is required, its length, format and pattern. A schema that allows no strings
-// and a pattern that RE2 cannot express give no defaults, and are Ignored.
+// is required, its length, format and pattern. A schema that allows no strings,
+// a pattern that RE2 cannot express, and lists of keys give no defaults, and are
+// Ignored.
 func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name string) (*HeaderParam, layer) {
 	declared := layer{rank: rankHeaderParam, level: levelHeaderParam}
 	found := append(
@@ -39,6 +40,9 @@ func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name 
 		give("onMissing", param.Pos, func(o *Operation) { o.Server.OnMissing = 0 })
 	}
 	schema := node.Field("schema")
+	if content := node.Member("content"); schema == nil && content != nil {
+		ignore(content.Pos, "the content of %s is not applied: a key is plain text; declare a schema instead", param.Name)
+	}
 	if schema == nil {
 		return param, declared
 	}
@@ -70,6 +74,11 @@ func (r *resolver) headerParam(ctx *pathContext, operation *document.Node, name 
 			ignore(n.Pos, "the pattern of %s is not applied: %v; check it in a middleware if it matters", param.Name, err)
 		} else {
 			give("key.pattern", n.Pos, func(o *Operation) { o.Server.KeyPattern = n.Value })
+		}
+	}
+	for _, listed := range []string{"enum", "const"} {
+		if m := schema.Member(listed); m != nil {
+			ignore(m.Pos, "the %s of %s is not applied: every call needs a key of its own; remove it", listed, param.Name)
 		}
 	}
 	return param, declared
