@@ -23,6 +23,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -295,15 +296,16 @@ func (a *asker) send(r *http.Request, key int) output {
 }
 
 // record has clients ask for a while, in which crash is called again and again,
-// then lets everything heal and asks once more for each key.
-func (a *asker) record(d time.Duration, crash func()) *history {
+// and, on a busy machine, until what is wanted has been seen; then lets
+// everything heal and asks once more for each key.
+func (a *asker) record(d time.Duration, crash func(), wanted ...string) *history {
 	plans := []string{"", "refuse", "mark", "slow", "slow", "slow", "slow", "fail", "fail", "panic"}
 	a.began = time.Now()
 	a.faults.Store(true)
 	var wg sync.WaitGroup
 	for range clients {
 		wg.Go(func() {
-			for time.Since(a.began) < d {
+			for time.Since(a.began) < d || time.Since(a.began) < d+2*time.Minute && !a.saw(wanted) {
 				key := int(time.Since(a.began)/birth) + rand.N(keys)
 				patience := 10 * time.Second
 				if rand.N(20) == 0 {
@@ -318,7 +320,7 @@ func (a *asker) record(d time.Duration, crash func()) *history {
 		})
 	}
 	for span := min(d/3, 2*time.Second); time.Since(a.began) < d-span; {
-		time.Sleep(span/2 + rand.N(2*span))
+		time.Sleep(span + rand.N(span))
 		crash()
 	}
 	wg.Wait()
@@ -326,22 +328,10 @@ func (a *asker) record(d time.Duration, crash func()) *history {
 
 	last := int(time.Since(a.began)/birth) + keys
 	var next atomic.Int64
-	healed := time.Now()
 	for range clients {
 		wg.Go(func() {
 			for key := int(next.Add(1)) - 1; key < last; key = int(next.Add(1)) - 1 {
-				for again := true; again; {
-					switch a.ask(key, "", false, 10*time.Second) {
-					case inFlight, unavailable, unsettled, noAnswer:
-						time.Sleep(lease / 2)
-					default:
-						again = false
-					}
-					if again && time.Since(healed) > 30*time.Second {
-						a.t.Errorf("key %d is still not answered for good", key)
-						again = false
-					}
-				}
+				a.settle(key)
 			}
 		})
 	}
@@ -354,6 +344,28 @@ func (a *asker) record(d time.Duration, crash func()) *history {
 	}
 	a.count()
 	return &a.history
+}
+
+// saw reports whether all that is wanted has been seen.
+func (a *asker) saw(wanted []string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !slices.ContainsFunc(wanted, func(what string) bool { return a.history.seen[what] == 0 })
+}
+
+// settle asks until a key is answered for good.
+func (a *asker) settle(key int) {
+	for began := time.Now(); ; time.Sleep(lease / 2) {
+		switch got := a.ask(key, "", false, 10*time.Second); got {
+		case inFlight, unavailable, unsettled, noAnswer:
+			if time.Since(began) > 30*time.Second {
+				a.t.Errorf("key %d is still answered: %s", key, got)
+				return
+			}
+		default:
+			return
+		}
+	}
 }
 
 // count reads which runs left what they did in transactions.
@@ -453,24 +465,29 @@ func (s *failing) InTx(ctx context.Context, c *idempotency.Claim, run func(conte
 func TestHistories(t *testing.T) {
 	cluster := pgtest.Start(t)
 	crashes := 0
+	var wanted []string
+	for _, kind := range []kind{own, replayed, freed, inFlight, mismatch, unavailable, noAnswer, unknown} {
+		wanted = append(wanted, string(kind))
+	}
+	for _, event := range []idempotency.EventKind{idempotency.EventTakenOver, idempotency.EventLeaseLost, idempotency.EventStoreFailed} {
+		wanted = append(wanted, string(event))
+	}
 	h := newAsker(t, cluster.DSN(t), nil).record(*duration, func() {
 		cluster.Crash(t)
 		cluster.Restart(t)
 		crashes++
-	})
+	}, wanted...)
 	t.Logf("%d requests for %d keys, %d crashes, %d keys with an effect in a transaction: %v", len(h.ops), len(h.runs), crashes, len(h.effects), h.seen)
 	if err := h.check(); err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []kind{own, replayed, freed, inFlight, mismatch, unavailable, noAnswer, unknown} {
-		if h.seen[string(kind)] == 0 {
-			t.Errorf("nothing was answered: %s", kind)
+	for _, what := range wanted {
+		if h.seen[what] == 0 {
+			t.Errorf("never seen: %s", what)
 		}
 	}
-	for _, event := range []idempotency.EventKind{idempotency.EventTakenOver, idempotency.EventLeaseLost, idempotency.EventStoreFailed} {
-		if h.seen[string(event)] == 0 {
-			t.Errorf("there was no event: %s", event)
-		}
+	if crashes == 0 || len(h.effects) == 0 {
+		t.Errorf("%d crashes, %d keys with an effect", crashes, len(h.effects))
 	}
 }
 

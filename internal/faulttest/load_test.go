@@ -79,7 +79,7 @@ func (l *load) post(p *process, c *call) bool {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	failed := strings.HasPrefix(a.kind, "500 ") && l.faulty
+	failed := strings.HasPrefix(a.kind, "500 ") && (l.faulty || l.zombies) // whose handlers are cancelled
 	wrong := false
 	switch {
 	case a.body == "": // the connection broke, or nothing came in time
@@ -219,8 +219,9 @@ func TestManyProcesses(t *testing.T) {
 					}
 					c := l.call("shared", paths[i%len(paths)], steps)
 					atOnce(1+rand.N(1+rand.N(50)), func(int) {
-						for requests.Add(1); !l.post(servers[rand.N(n)], c) && !over.Load(); requests.Add(1) {
-							time.Sleep(pause) // so that what one that stands still holds is taken over
+						server := servers[rand.N(n)]
+						for requests.Add(1); !l.post(server, c) && !over.Load(); requests.Add(1) {
+							time.Sleep(pause) // until what one that stands still holds is taken over
 						}
 					})
 				}
