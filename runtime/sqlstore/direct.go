@@ -13,6 +13,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -374,6 +375,9 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, ctx.Err()
 	}
 	if err != nil {
+		if strings.Contains(err.Error(), "startup parameter") {
+			err = fmt.Errorf("%w; this is a pooler: let OpenPostgres connect to PostgreSQL itself, or use NewPostgres", err)
+		}
 		return nil, err
 	}
 	return &directConn{pqConn: raw.(pqConn), net: d.conn, prepared: map[*statement]driver.Stmt{}}, nil

@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -119,6 +120,14 @@ func TestTxThroughPgBouncer(t *testing.T) {
 	b.dsn = bouncer(t, b.dsn, 3)
 	race(t, b)
 	sessionIsClean(t, b)
+}
+
+// A pool of prepared statements through a pooler is refused, with what to do.
+func TestOpenPostgresThroughPgBouncer(t *testing.T) {
+	store := openDirect(t, bouncer(t, pgtest.DSN(t), 3))
+	if err := store.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "NewPostgres") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // sessionIsClean checks that nothing of the store's is left in the connections
