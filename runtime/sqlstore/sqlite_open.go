@@ -13,13 +13,15 @@ import (
 
 // OpenSQLite opens a pool on a file, as sql.Open does with [SQLiteDSN], by the
 // driver modernc.org/sqlite, which the program imports. Params are further
-// parameters of the driver's DSN, such as "_pragma=foreign_keys(1)". In one thing
-// the pool differs: when a handler that runs under guarantee: transaction writes past [Tx], through
-// this pool or another that OpenSQLite opened on the same file, the write fails
-// at once. Otherwise it would wait for the handler's own transaction, which is
-// SQLite's one writer, until the busy timeout ends. Such a write is known by its
-// context, which is the handler's or derived from it. Reads are let through, and
-// other writes wait for the writer as ever.
+// parameters of the driver's DSN, such as "_pragma=foreign_keys(1)".
+//
+// The pool knows the writes that would wait for themselves: when a handler that
+// runs under guarantee: transaction writes past [Tx], through this pool or another
+// that OpenSQLite opened on the same file, the write fails at once. Elsewhere it
+// waits for the handler's own transaction, which is SQLite's one writer, until the
+// busy timeout ends. Such a write is known by its context, which is the handler's
+// or derived from it. Reads are let through, and other writes wait for the writer
+// as ever.
 //
 // The pool keeps up to 16 idle connections, where sql.Open keeps two: opening one
 // takes longer than most statements.
