@@ -16,6 +16,8 @@ import (
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
+	keptheader "github.com/oapi-idempotent/oapi-idempotent/testdata/golden/header-param-keep/want"
+	strippedheader "github.com/oapi-idempotent/oapi-idempotent/testdata/golden/header-param-strip/want"
 	headerfields "github.com/oapi-idempotent/oapi-idempotent/testdata/golden/headers/want"
 )
 
@@ -205,4 +207,44 @@ func signatures(t *testing.T, source string) map[string]string {
 		}
 	}
 	return found
+}
+
+// TestKeptHeader leaves a declared header to oapi-codegen's binder, which answers
+// first; the guard has what passes it.
+func TestKeptHeader(t *testing.T) {
+	const key = "f3b9cd1e-7a0f-4b55-9d0c-1f6f6a4f9a01"
+	url := serve(t, keptheader.Handler(nil, newGuard(t, idempotency.WithInner(noContent))))
+	for _, path := range []string{"/referenced", "/shared", "/item/1"} {
+		for _, bad := range []string{"", "no-uuid"} {
+			a := send(t, "POST", url+path, bad, "")
+			a.expect(t, path+" with key "+bad, http.StatusBadRequest, false)
+			if a.header.Get("Content-Type") == "application/problem+json" {
+				t.Errorf("%s with key %q: answered by the guard: %s", path, bad, a.body)
+			}
+		}
+		send(t, "POST", url+path, key, "").expect(t, path, http.StatusNoContent, false)
+		send(t, "POST", url+path, key, "").expect(t, path, http.StatusNoContent, true)
+	}
+	send(t, "POST", url+"/inline", strings.Repeat("k", 65), "").expect(t, "a long key", http.StatusBadRequest, false)
+}
+
+// TestStrippedHeader has a declared header known to the guard alone.
+func TestStrippedHeader(t *testing.T) {
+	const key = "f3b9cd1e-7a0f-4b55-9d0c-1f6f6a4f9a01"
+	url := serve(t, strippedheader.Handler(nil, newGuard(t, idempotency.WithInner(noContent))))
+	for _, path := range []string{"/referenced", "/shared", "/item/1"} {
+		for _, bad := range []string{"", "no-uuid"} {
+			a := send(t, "POST", url+path, bad, "")
+			a.expect(t, path+" with key "+bad, http.StatusBadRequest, false)
+			if a.header.Get("Content-Type") != "application/problem+json" {
+				t.Errorf("%s with key %q: answered by the binder: %s", path, bad, a.body)
+			}
+		}
+		send(t, "POST", url+path, key, "").expect(t, path, http.StatusNoContent, false)
+		send(t, "POST", url+path, key, "").expect(t, path, http.StatusNoContent, true)
+	}
+}
+
+func noContent(http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) })
 }
