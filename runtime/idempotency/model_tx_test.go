@@ -105,7 +105,7 @@ type txParty struct {
 	denied   bool // its client was told that nothing was done
 }
 
-// txClaimant is what of a request never changes.
+// A txClaimant is what of a request never changes.
 type txClaimant struct {
 	claimant
 	process uint8
@@ -304,7 +304,7 @@ func (w *txWorld) forget() {
 		}
 		q.ran, q.ended, q.owns, q.reply, q.answer, q.recorded, q.denied = false, 0, false, 0, 0, false, false
 		if q.over || !q.effect {
-			q.effect, q.excused, q.over = false, false, w.kept.id == uint8(i+1) && q.over
+			q.effect, q.excused, q.over = false, false, false
 		}
 	}
 }
@@ -900,8 +900,7 @@ type txWalk struct {
 	reply reply
 }
 
-// what says which row, or which error, InTx or Takeover returns. The first lets
-// every request end.
+// A txResult is what InTx or Takeover returns.
 type txResult struct {
 	row kept // of another, or the zero kept: none
 	err error
@@ -910,7 +909,8 @@ type txResult struct {
 
 var errTxLost = errors.New("it did not happen")
 
-// othersResults are what may be there in place of a request's own.
+// othersResults are what may be there in place of a request's own. The first lets
+// every request end.
 func othersResults() []txResult {
 	results := []txResult{{err: errTxLost}, {row: kept{id: nobody}}}
 	for _, k := range othersRows {
