@@ -45,6 +45,7 @@ var rules = []func(*linter){
 	(*linter).otherHeader,
 	(*linter).keyWithoutPolicy,
 	(*linter).ignoredSchema,
+	(*linter).unusedProfiles,
 }
 
 // A linter collects advice on one document.
@@ -62,7 +63,7 @@ func (l *linter) advise(pos document.Position, format string, args ...any) {
 // A linted operation is a resolved one with what its policy does not keep.
 type linted struct {
 	policy.Operation
-	node *document.Node
+	item, node *document.Node
 	// headers are the header parameters that carry keys: the operation's, then
 	// its path item's.
 	headers []keyHeader
@@ -83,7 +84,7 @@ var keyHeaders = []string{strings.ToLower(wire.HeaderKey), "x-idempotency-key", 
 func newLinted(doc *document.Document, op policy.Operation) linted {
 	method := strings.ToLower(op.Method)
 	item, node := find(doc, op.Place, method)
-	l := linted{Operation: op, node: node}
+	l := linted{Operation: op, item: item, node: node}
 	for _, parameters := range []*document.Node{l.node.Field("parameters"), item.Field("parameters")} {
 		if parameters == nil {
 			continue
@@ -259,6 +260,30 @@ func (l *linter) ignoredSchema() {
 	for _, op := range l.operations {
 		if op.HeaderParam != nil {
 			l.advice = append(l.advice, op.HeaderParam.Ignored...)
+		}
+	}
+}
+
+// unusedProfiles: a profile that nothing names does nothing.
+func (l *linter) unusedProfiles() {
+	profiles := l.root.Get(l.extension).Get("profiles")
+	if profiles == nil {
+		return
+	}
+	named := map[string]bool{}
+	note := func(owner *document.Node) {
+		if profile := owner.Get(l.extension).Get("profile"); profile != nil {
+			named[profile.Value] = true
+		}
+	}
+	note(l.root)
+	for _, op := range l.operations {
+		note(op.item)
+		note(op.node)
+	}
+	for _, m := range profiles.Members {
+		if !named[m.Name] {
+			l.advise(m.Pos, "nothing names the profile %s; write profile: %s where it is meant, or remove it", m.Name, m.Name)
 		}
 	}
 }

@@ -19,6 +19,7 @@ which does what the document says:
     it is required, its format and lengths
   - a POST or PATCH that declares a key header parameter and has no policy
   - what of the parameter's schema is not checked, such as a pattern with lookahead
+  - a profile that nothing names
 
 A header parameter counts as a key's if the operation's policy names it, or if it
 is called Idempotency-Key, X-Idempotency-Key, X-Idempotency or PayPal-Request-Id.
