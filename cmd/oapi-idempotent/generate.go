@@ -212,7 +212,12 @@ func sameFile(a, b string) bool {
 	return errA == nil && errB == nil && first.Mode().IsRegular() && os.SameFile(first, second)
 }
 
+// printConfig prints what oapi-codegen does, and the idempotency block where it
+// says something.
 func printConfig(stdout io.Writer, cfg generator.Config) error {
+	if cfg.Idempotency == (generator.Config{}).WithDefaults().Idempotency {
+		cfg.Idempotency = generator.Idempotency{}
+	}
 	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
