@@ -3,6 +3,7 @@ package routertest
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -169,6 +170,7 @@ func (s echo5Server) serve(c *echov5.Context, operation string, key *string) err
 
 func serveEcho5(s guardtest.Server, guard *idempotency.Guard, register func(r echo5.EchoRouter, baseURL string), byHand func() echov5.HandlerFunc) http.Handler {
 	e := echov5.New()
+	e.Logger = slog.New(slog.DiscardHandler)
 	e.HTTPErrorHandler = func(c *echov5.Context, err error) {
 		var failed *guardtest.Error
 		if !errors.As(err, &failed) {

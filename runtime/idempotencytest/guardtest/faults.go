@@ -269,8 +269,8 @@ func markedPanic(t *testing.T, target Target) {
 // half is a handler that panics behind a part of its answer.
 var half = Reply{Status: http.StatusCreated, Header: http.Header{"X-Half": {"1"}, "Set-Cookie": {"half=1"}}, Body: "half", Panic: "out of lamps"}
 
-// unrecovered has nothing recover a panic: the connection breaks, and no byte of
-// an answer has left.
+// unrecovered has nothing recover a panic: the connection breaks, no byte of an
+// answer has left, and the key is held until its lease ends.
 func unrecovered(t *testing.T, target Target) {
 	for what, reply := range map[string]Reply{
 		"a panic":                       {Panic: "out of lamps"},
@@ -283,14 +283,20 @@ func unrecovered(t *testing.T, target Target) {
 			}
 			return created(ctx, call)
 		}, func(s *Server) { s.NoRecovery = true })
-		w := f.dial() // net/http's client would send it again by itself
-		w.write("POST "+files+" HTTP/1.1", "Host: things", "Idempotency-Key: a", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 9", "", "item=lamp")
-		if got, err := io.ReadAll(w.read); len(got) != 0 {
-			f.Errorf("%s: %q came, %v; want nothing", what, got, err)
+		breaks := func(r request) {
+			w := f.dial() // net/http's client would send it again by itself
+			w.write("POST "+r.path+" HTTP/1.1", "Host: things", "Idempotency-Key: "+r.key, "Content-Type: "+r.contentType, fmt.Sprintf("Content-Length: %d", len(r.body)), "", r.body)
+			if got, err := io.ReadAll(w.read); len(got) != 0 {
+				f.Errorf("%s: %q came, %v; want nothing", what, got, err)
+			}
 		}
-		f.ran(what+", after the lease ended", f.afterItsLease(aForm), http.StatusCreated)
-		f.replays(what+", the same again", f.send(aForm), http.StatusCreated)
-		f.ranTimes(2)
+		held := request{path: things, key: "a", contentType: "application/json", body: lamp}
+		breaks(held)
+		f.refuses(what+", the same again", f.send(held), http.StatusConflict, wire.InFlight)
+		if reply.Panic == http.ErrAbortHandler {
+			breaks(aForm)
+			f.ran("after the lease ended", f.afterItsLease(aForm), http.StatusCreated)
+		}
 	}
 }
 

@@ -110,11 +110,12 @@ func serveTwo(t *testing.T, target Target, handle Handler) (f *fixture, ordered 
 	}
 	f = serve(t, target, func(ctx context.Context, call Call) Reply {
 		if call.Operation == "createOrder" {
-			tx, ok := sqlstore.Tx(idempotency.RunContext(ctx))
+			run := idempotency.RunContext(ctx)
+			tx, ok := sqlstore.Tx(run)
 			if !ok {
 				return Reply{Status: http.StatusTeapot, Body: "no transaction"}
 			}
-			if _, err := tx.ExecContext(ctx, "INSERT INTO orders VALUES (1)"); err != nil {
+			if _, err := tx.ExecContext(run, "INSERT INTO orders VALUES (1)"); err != nil {
 				return Reply{Status: http.StatusTeapot, Body: err.Error()}
 			}
 		}
