@@ -273,7 +273,7 @@ func replay(b *bench, name string) (*contest, error) {
 	if err != nil {
 		return nil, err
 	}
-	contest, err := b.repeated(c, dsn, name, requestBody, http.StatusCreated, idempotency.Completed)
+	contest, keys, err := b.repeated(c, dsn, name, requestBody, http.StatusCreated, idempotency.Completed)
 	if err != nil {
 		return nil, err
 	}
@@ -284,10 +284,12 @@ func replay(b *bench, name string) (*contest, error) {
 		return nil, err
 	}
 	store := b.stored(c, dsn, grouped.name, repeatClients, grouped, claimingExisting(b.fewRows, idempotency.Completed))
-	contest.sides = append(contest.sides, store, bare)
+	cached := b.asking(c, dsn, "cached", keys, requestBody, http.StatusCreated, idempotency.WithReplayCache(16<<20))
+	contest.sides = append(contest.sides, store, bare, cached)
 	contest.figures = append(contest.figures,
 		speed(store.name, "pgbench", atLeast(0.65)),
 		speed(store.name, bare.name, target{}),
+		speed(cached.name, "pgbench", target{}),
 		measure(store.name, "WAL-B/op", lessThanOne))
 	return contest, nil
 }
@@ -297,7 +299,8 @@ func inFlight(b *bench, name string) (*contest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.repeated(c, dsn, name, requestBody, http.StatusConflict, idempotency.Processing)
+	contest, _, err := b.repeated(c, dsn, name, requestBody, http.StatusConflict, idempotency.Processing)
+	return contest, err
 }
 
 func mismatch(b *bench, name string) (*contest, error) {
@@ -305,44 +308,42 @@ func mismatch(b *bench, name string) (*contest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.repeated(c, dsn, name, `{"amount":1}`, http.StatusUnprocessableEntity, idempotency.Completed)
+	contest, _, err := b.repeated(c, dsn, name, `{"amount":1}`, http.StatusUnprocessableEntity, idempotency.Completed)
+	return contest, err
 }
 
 // repeated measures requests whose keys are there, in the state given, and that
-// a guard answers with the status.
-func (b *bench) repeated(c *cluster, dsn, name, body string, status int, state idempotency.State) (*contest, error) {
+// a guard answers with the status. It returns the keys.
+func (b *bench) repeated(c *cluster, dsn, name, body string, status int, state idempotency.State) (*contest, []string, error) {
 	if err := b.table(dsn, defaultTable, b.fewRows); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	keys, err := b.answered(dsn, 1000)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	script, err := b.recorded(dsn, existingKeys(b.fewRows), claimScript(b.ctx))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	db, err := open(b.ctx, dsn, 1)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer db.Close()
 	if state == idempotency.Processing {
 		if _, err := db.Exec("UPDATE " + defaultTable + " SET state = 0, lease_until = now() + interval '1 day', status = NULL, headers = NULL, body = NULL"); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if err := settle(db); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	floor, err := b.pgbench("pgbench", c, dsn, repeatClients, script)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	guarded := b.stored(c, dsn, "guard", repeatClients, grouped, func(store *sqlstore.Store) func(context.Context) error {
-		g := newGuarded(store, idempotency.AtLeastOnce)
-		return func(ctx context.Context) error { return g.do(ctx, keys[rand.N(len(keys))], body, status, nothing) }
-	})
+	guarded := b.asking(c, dsn, "guard", keys, body, status)
 	return &contest{
 		name:  name,
 		sides: []side{floor, guarded},
@@ -350,7 +351,15 @@ func (b *bench) repeated(c *cluster, dsn, name, body string, status int, state i
 			speed(guarded.name, floor.name, target{}),
 			measure(guarded.name, "WAL-B/op", lessThanOne),
 		},
-	}, nil
+	}, keys, nil
+}
+
+// asking makes the side that sends requests with keys that are there.
+func (b *bench) asking(c *cluster, dsn, name string, keys []string, body string, status int, opts ...idempotency.Option) side {
+	return b.stored(c, dsn, name, repeatClients, grouped, func(store *sqlstore.Store) func(context.Context) error {
+		g := newGuarded(store, idempotency.AtLeastOnce, opts...)
+		return func(ctx context.Context) error { return g.do(ctx, keys[rand.N(len(keys))], body, status, nothing) }
+	})
 }
 
 // lessThanOne stands for none: the server's own processes write now and then.
@@ -381,10 +390,10 @@ type guarded struct {
 	policy *idempotency.Policy
 }
 
-func newGuarded(store idempotency.Store, guarantee idempotency.Guarantee) guarded {
+func newGuarded(store idempotency.Store, guarantee idempotency.Guarantee, opts ...idempotency.Option) guarded {
 	p := idempotency.DefaultPolicy(operation)
 	p.Guarantee = guarantee
-	g := guarded{must(idempotency.New(store)), &p}
+	g := guarded{must(idempotency.New(store, opts...)), &p}
 	idempotency.Register[*http.Request](g.guard, g.policy)
 	return g
 }

@@ -49,6 +49,8 @@ func trips(b *bench, name string) (*contest, error) {
 	}
 	g, transacted := newGuarded(store, idempotency.AtLeastOnce), newGuarded(pooled, idempotency.Transaction)
 
+	cached := newGuarded(store, idempotency.AtLeastOnce, idempotency.WithReplayCache(1<<20))
+
 	post := func(key, body string, status int) error {
 		return g.do(b.ctx, key, body, status, pay)
 	}
@@ -79,9 +81,11 @@ func trips(b *bench, name string) (*contest, error) {
 		}}
 	}
 	fresh := func(key string) error { return post(key, requestBody, http.StatusCreated) }
+	fromCache := func(key string) error { return cached.do(b.ctx, key, requestBody, http.StatusCreated, pay) }
 	contest := &contest{name: name, sides: []side{
 		counting("fresh", nil, fresh),
 		counting("replay", fresh, fresh),
+		counting("cached", fromCache, fromCache),
 		counting("in-flight", func(key string) error {
 			return errors.Join(fresh(key), set("state = 0, lease_until = now() + interval '1 day', expires_at = now() + interval '2 days'"))
 		}, func(key string) error { return post(key, requestBody, http.StatusConflict) }),
@@ -102,6 +106,7 @@ func trips(b *bench, name string) (*contest, error) {
 	contest.figures = []figure{
 		measure("fresh", "trips/op", exactly(2)),
 		measure("replay", "trips/op", exactly(1)),
+		measure("cached", "trips/op", exactly(0)),
 		measure("in-flight", "trips/op", exactly(1)),
 		measure("mismatch", "trips/op", exactly(1)),
 		measure("takeover", "trips/op", exactly(3)),
