@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -145,6 +146,10 @@ func (g *group[Q, R]) drain() {
 				w.result = results[i]
 			}
 			close(w.done)
+		}
+		if g.limit == 1 {
+			// Who comes back at once would otherwise miss every second run.
+			runtime.Gosched()
 		}
 	}
 }

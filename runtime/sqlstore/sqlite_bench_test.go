@@ -74,7 +74,12 @@ func (s *sqliteBench) fresh(store *sqlstore.Store) func() error {
 func (s *sqliteBench) compare(name1 string, way1 func() error, name2 string, way2 func() error) {
 	var first, second, ratio []float64
 	for s.b.Loop() {
-		one, two := s.turn(way1), s.turn(way2)
+		var one, two float64
+		if len(ratio)%2 == 0 {
+			one, two = s.turn(way1), s.turn(way2)
+		} else {
+			two, one = s.turn(way2), s.turn(way1)
+		}
 		first, second, ratio = append(first, one), append(second, two), append(ratio, one/two)
 	}
 	for name, all := range map[string][]float64{name1 + "/s": first, name2 + "/s": second, "ratio": ratio} {
