@@ -86,6 +86,30 @@ func TestFaultsOfTheBaseGenerator(t *testing.T) {
 				component(`"description": "done"`, `"description": "done", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Op"}}}`),
 				`"Pair"`, `"Op": {"type": "object", "properties": {"op": {"type": "string", "enum": ["a", "b"]}}}, "Pair"`, 1), config: strict,
 		},
+		{
+			name: "an enumeration inside a schema has a schema's name",
+			text: component(`"Pair": {"type": "object"}`, `"Pair": {"type": "object", "properties": {"state": {"type": "string", "enum": ["a"]}, "other": {"$ref": "#/components/schemas/PairState"}}}, "PairState": {"type": "object"}`),
+			at:   "5:156", want: "the schema PairState has a name in Go, PairState, that oapi-codegen gives what is inside another one too, and it cannot generate that; give it another with x-go-name",
+			cured: component(`"Pair": {"type": "object"}`, `"Pair": {"type": "object", "properties": {"state": {"type": "string", "enum": ["a"]}, "other": {"$ref": "#/components/schemas/PairState"}}}, "PairState": {"x-go-name": "Condition", "type": "object"}`), config: plain,
+		},
+		{
+			name: "an enumeration with another type's value",
+			text: component(`{"type": "object"}`, `{"type": "object", "properties": {"state": {"type": "boolean", "enum": [true, null]}}}`),
+			at:   "5:15", want: "the schema Pair: error generating code for type enums: ",
+			cured: component(`{"type": "object"}`, `{"type": "object", "properties": {"state": {"type": "boolean", "enum": [true]}}}`), config: plain,
+		},
+		{
+			name: "one of several types",
+			text: component(`{"type": "object"}`, `{"type": ["string", "integer"]}`),
+			at:   "5:15", want: `give it a Go type of your own with x-go-type, such as "x-go-type: any"`,
+			cured: component(`{"type": "object"}`, `{"type": ["string", "integer"], "x-go-type": "any"}`), config: plain,
+		},
+		{
+			name: "a reference into a path",
+			text: answer(`"application/json": {"schema": {"type": "object", "properties": {"x": {"$ref": "#/paths/~1a/post/responses/201/content/application~1json/schema"}}}}}}, "201": {"description": "made", "content": {"application/json": {"schema": {"type": "string"}}`),
+			at:   "2:19", want: "move what that $ref points at to a component of its own, and refer to it there",
+			cured: answer(`"application/json": {"schema": {"type": "object", "properties": {"x": {"$ref": "#/components/schemas/Pair"}}}}}}, "201": {"description": "made", "content": {"application/json": {"schema": {"type": "string"}}`), config: plain,
+		},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			run := func(name, text, config string) error {

@@ -25,8 +25,8 @@ type visit struct {
 // unsupported are the fields beneath which no annotation can be honoured.
 var unsupported = map[string]string{
 	"callbacks":            "a callback that no operation under paths has, for which oapi-codegen generates no code",
-	"query":                "a query operation, for which oapi-codegen generates no code",
-	"additionalOperations": "an additional operation, for which oapi-codegen generates no code",
+	"query":                "a query operation, which not every version of kin-openapi reads",
+	"additionalOperations": "an additional operation, which not every version of kin-openapi reads",
 }
 
 // free are the fields whose members are named by the document's author; opaque

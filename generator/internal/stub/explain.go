@@ -25,6 +25,18 @@ var cures = []struct {
 		`say which package has the types of that document, by "import-mapping: {$1: example.com/its/package}"`,
 	},
 	{
+		regexp.MustCompile(`unexpected reference depth`),
+		`move what that $$ref points at to a component of its own, and refer to it there`,
+	},
+	{
+		regexp.MustCompile(`unhandled Schema type`),
+		`give it a Go type of your own with x-go-type, such as "x-go-type: any"`,
+	},
+	{
+		regexp.MustCompile(`is not a number or boolean literal`),
+		`remove that value from its enum, or write it as what it is`,
+	},
+	{
 		regexp.MustCompile(`error merging schemas`),
 		`try "compatibility: {old-merge-schemas: true}", or give it a Go type of your own with x-go-type`,
 	},
@@ -115,8 +127,13 @@ func sharedName(components []component, name string) (document.Finding, bool) {
 			last = c
 		}
 	}
-	if len(called) < 2 {
+	switch len(called) {
+	case 0:
 		return document.Finding{}, false
+	case 1:
+		return document.Finding{Pos: last.pos, Message: fmt.Sprintf(
+			`%s has a name in Go, %s, that oapi-codegen gives what is inside another one too, and it cannot generate that; give it another with x-go-name`,
+			last, name)}, true
 	}
 	return document.Finding{Pos: last.pos, Message: fmt.Sprintf(
 		`%s have one name in Go, %s, and oapi-codegen cannot generate that; set "output-options: {resolve-type-name-collisions: true}", or give each an x-go-name of its own`,
@@ -129,10 +146,14 @@ var componentFailures = []struct {
 	words *regexp.Regexp
 }{
 	{"schema", regexp.MustCompile(`converting Schema (\S+) to Go type:`)},
+	{"schema", regexp.MustCompile(`in schema "([^"]+)"`)},
 	{"parameter", regexp.MustCompile(`in parameter (\S+):`)},
 	{"response", regexp.MustCompile(`in response (\S+):`)},
 	{"request body", regexp.MustCompile(`in body (\S+):`)},
 }
+
+// enumType is how oapi-codegen names the type of an enumeration, in Go.
+var enumType = regexp.MustCompile(`enum value .* of (\w+) is not`)
 
 func failedComponent(components []component, line string) (component, bool) {
 	for _, f := range componentFailures {
@@ -143,7 +164,23 @@ func failedComponent(components []component, line string) (component, bool) {
 			}
 		}
 	}
+	if m := enumType.FindStringSubmatch(line); m != nil {
+		var found component
+		for _, c := range components {
+			if begins(m[1], c.goName) && len(c.goName) > len(found.goName) {
+				found = c
+			}
+		}
+		return found, found.goName != ""
+	}
 	return component{}, false
+}
+
+// begins reports whether the name in Go of what is inside something else begins
+// with that one's.
+func begins(name, outer string) bool {
+	rest, ok := strings.CutPrefix(name, outer)
+	return ok && (rest == "" || rest[0] < 'a' || rest[0] > 'z')
 }
 
 var operationPath = regexp.MustCompile(`\b([A-Z]+) path "(/[^"]*)"`)

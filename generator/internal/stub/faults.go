@@ -177,22 +177,21 @@ var word = regexp.MustCompile(`\w+`)
 func (o *Output) origin(fault Fault) (pos document.Position, what string) {
 	for _, name := range append([]string{fault.In}, word.FindAllString(fault.Message, -1)...) {
 		length := 0
-		begins := func(stem string) bool {
-			rest, ok := strings.CutPrefix(name, stem)
-			if !ok || len(stem) <= length || rest != "" && rest[0] >= 'a' && rest[0] <= 'z' {
+		longer := func(outer string) bool {
+			if len(outer) <= length || !begins(name, outer) {
 				return false
 			}
-			length = len(stem)
+			length = len(outer)
 			return true
 		}
 		for _, c := range o.components {
-			if begins(c.goName) {
+			if longer(c.goName) {
 				pos, what = c.pos, c.String()
 			}
 		}
 		name = strings.TrimPrefix(strings.TrimPrefix(name, "New"), "Parse")
 		for _, op := range o.Operations {
-			if begins(op.ClientName) {
+			if longer(op.ClientName) {
 				pos, what = op.pos, op.Method+" "+op.Place.String()
 			}
 		}
