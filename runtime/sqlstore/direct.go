@@ -490,6 +490,11 @@ func readRow(values []driver.Value) (idempotency.Row, error) {
 		ok = ok && is
 		return v
 	}
+	seconds := func(i int) float64 {
+		v, is := values[i].(float64)
+		ok = ok && is
+		return v
+	}
 	truth := func(i int) bool {
 		v, is := values[i].(bool)
 		ok = ok && is
@@ -502,8 +507,11 @@ func readRow(values []driver.Value) (idempotency.Row, error) {
 	}
 	r := record{
 		ClaimID: content(0), Owner: content(1), Fingerprint: content(2), State: int16(number(3)),
-		AtMostOnce: truth(4), Attempt: int(number(5)), Lapsed: truth(6), Expired: truth(7),
-		LeaseLeft: number(8), ExpiresIn: number(9), Status: int(number(10)), Headers: content(11), Body: content(12),
+		AtMostOnce: truth(4), Attempt: int(number(5)), LeaseUntil: seconds(6), ExpiresAt: seconds(7), ReadAt: seconds(8),
+		Headers: content(10), Body: content(11),
+	}
+	if values[9] != nil {
+		r.Status = sql.NullInt16{Int16: int16(number(9)), Valid: true}
 	}
 	if !ok {
 		return idempotency.Row{}, errForeignRow

@@ -45,8 +45,9 @@ func newPostgres(pool *sql.DB, o options) *Store {
 			"{after}", "now() + ?::bigint * interval '1 microsecond'",
 			"{never}", "'infinity'::timestamptz",
 			"{text}", "encode(?, 'escape')", // any bytes, in any encoding of the database
-			"{lease_left}", "(extract(epoch FROM lease_until - now()) * 1000000)::bigint",
-			"{expires_in}", "(extract(epoch FROM expires_at - now()) * 1000000)::bigint",
+			"{seconds lease_until}", "date_part('epoch', lease_until)",
+			"{seconds expires_at}", "date_part('epoch', expires_at)",
+			"{seconds now}", "date_part('epoch', now())",
 		),
 	}
 }

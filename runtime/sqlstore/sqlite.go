@@ -58,8 +58,9 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 			"{after}", sqliteNow+" + ?",
 			"{never}", fmt.Sprint(math.MaxInt64),
 			"{text}", "CAST(? AS TEXT)",
-			"{lease_left}", "lease_until - "+sqliteNow,
-			"{expires_in}", "expires_at - "+sqliteNow,
+			"{seconds lease_until}", "lease_until / 1e6",
+			"{seconds expires_at}", "expires_at / 1e6",
+			"{seconds now}", sqliteNow+" / 1e6",
 		),
 	}
 	s.writer = newSQLiteWriter(s, !o.alone)

@@ -69,11 +69,10 @@ WHERE k.claim_id = ? AND (k.expires_at <= {now} OR k.claim_id = excluded.claim_i
 
 	held = ` WHERE key_hash = ? AND claim_id = ? AND state = 0`
 
+	// Times are in seconds, and judged in Go: what the planner need not work out
+	// is half the cost of a statement that is not prepared.
 	rowColumns = `claim_id, owner, fingerprint, state, at_most_once, attempt,
-state = 0 AND lease_until <= {now} AS lapsed, expires_at <= {now} AS expired,
-CASE WHEN state = 0 AND lease_until > {now} THEN {lease_left} ELSE 0 END AS lease_left,
-CASE WHEN state <> 0 AND expires_at > {now} AND expires_at < {never} THEN {expires_in} ELSE 0 END AS expires_in,
-coalesce(status, 0) AS status, headers, body`
+{seconds lease_until} AS lease_until, {seconds expires_at} AS expires_at, {seconds now} AS read_at, status, headers, body`
 )
 
 // statements are the statements of one table.

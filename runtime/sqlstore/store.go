@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"sync/atomic"
@@ -567,31 +568,37 @@ var errForeignRow = errors.New("the table holds a row that was not written by th
 
 // A record is a row as the statements return it.
 type record struct {
-	ClaimID     []byte `db:"claim_id"`
-	Owner       []byte `db:"owner"`
-	Fingerprint []byte `db:"fingerprint"`
-	State       int16  `db:"state"`
-	AtMostOnce  bool   `db:"at_most_once"`
-	Attempt     int    `db:"attempt"`
-	Lapsed      bool   `db:"lapsed"`
-	Expired     bool   `db:"expired"`
-	LeaseLeft   int64  `db:"lease_left"` // microseconds
-	ExpiresIn   int64  `db:"expires_in"` // microseconds
-	Status      int    `db:"status"`
-	Headers     []byte `db:"headers"`
-	Body        []byte `db:"body"`
+	ClaimID     []byte        `db:"claim_id"`
+	Owner       []byte        `db:"owner"`
+	Fingerprint []byte        `db:"fingerprint"`
+	State       int16         `db:"state"`
+	AtMostOnce  bool          `db:"at_most_once"`
+	Attempt     int           `db:"attempt"`
+	LeaseUntil  float64       `db:"lease_until"` // seconds, as all times here
+	ExpiresAt   float64       `db:"expires_at"`
+	ReadAt      float64       `db:"read_at"` // by the database's clock
+	Status      sql.NullInt16 `db:"status"`
+	Headers     []byte        `db:"headers"`
+	Body        []byte        `db:"body"`
 }
+
+// never is a time, in seconds, that is later than all that end.
+const never = 9e12
 
 func (r *record) row() (idempotency.Row, error) {
 	row := idempotency.Row{
 		State:       idempotency.State(r.State),
 		Fingerprint: r.Fingerprint,
-		Lapsed:      r.Lapsed,
-		Expired:     r.Expired,
+		Expired:     r.ExpiresAt <= r.ReadAt,
 		AtMostOnce:  r.AtMostOnce,
-		LeaseLeft:   time.Duration(r.LeaseLeft) * time.Microsecond,
-		ExpiresIn:   time.Duration(r.ExpiresIn) * time.Microsecond,
 		Attempt:     r.Attempt,
+	}
+	if row.State == idempotency.Processing {
+		if row.Lapsed = r.LeaseUntil <= r.ReadAt; !row.Lapsed {
+			row.LeaseLeft = until(r.LeaseUntil, r.ReadAt)
+		}
+	} else if !row.Expired && r.ExpiresAt < never {
+		row.ExpiresIn = until(r.ExpiresAt, r.ReadAt)
 	}
 	if len(r.ClaimID) != len(row.ID) || len(r.Owner) != len(row.Owner) {
 		return idempotency.Row{}, errForeignRow
@@ -599,9 +606,14 @@ func (r *record) row() (idempotency.Row, error) {
 	copy(row.ID[:], r.ClaimID)
 	copy(row.Owner[:], r.Owner)
 	if row.State != idempotency.Processing {
-		row.Outcome = idempotency.Outcome{State: row.State, Status: r.Status, Header: r.Headers, Body: r.Body}
+		row.Outcome = idempotency.Outcome{State: row.State, Status: int(r.Status.Int16), Header: r.Headers, Body: r.Body}
 	}
 	return row, nil
+}
+
+// until returns how long it is from now until then, in whole microseconds.
+func until(then, now float64) time.Duration {
+	return time.Duration(math.Round((then-now)*1e6)) * time.Microsecond
 }
 
 // micros returns d in microseconds, rounded up: a lease of less than one is not

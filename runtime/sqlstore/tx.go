@@ -485,7 +485,8 @@ func (postgres) isolation() sql.IsolationLevel { return sql.LevelReadCommitted }
 
 // claimTx takes the key's lock and then, in a statement of its own that sees
 // what the lock's last holder committed, reads the row. lib/pq sends all in one
-// trip.
+// trip. It would start a goroutine to watch a context that can end: the
+// transaction's own has one.
 func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
 	lock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s)", s.table.lockOf(c.Hash))
 	read := s.bindTx(s.sql.read, c.Hash[:])
@@ -500,7 +501,7 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 		_, err = tx.ExecContext(ctx, setSavepoint)
 		return row, false, err
 	}
-	rows, err := tx.QueryxContext(ctx, strings.Join([]string{lock, read.text, setSavepoint}, "; "))
+	rows, err := tx.QueryxContext(context.WithoutCancel(ctx), strings.Join([]string{lock, read.text, setSavepoint}, "; "))
 	if err != nil {
 		return row, false, err
 	}
@@ -530,6 +531,7 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 func (postgres) recordTx(ctx context.Context, s *Store, tx *sqlx.Tx, endSavepoint string, record query) (int64, error) {
 	if s.manyInOneTrip() {
 		record.text, endSavepoint = endSavepoint+"; "+record.text, ""
+		ctx = context.WithoutCancel(ctx)
 	}
 	n, err := execTx(ctx, tx, endSavepoint, record)
 	if endedByText(err) {
