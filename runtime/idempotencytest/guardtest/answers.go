@@ -422,25 +422,34 @@ func writesLater(t *testing.T, target Target) {
 
 // ownEnvelope has the application render the guard's refusals.
 func ownEnvelope(t *testing.T, target Target) {
-	f := serve(t, target, created, func(s *Server) {
-		s.Guard = func(principal idempotency.Option) *idempotency.Guard {
-			guard, err := idempotency.New(memorystore.New(), principal, idempotency.WithProblem(func(_ context.Context, _ *idempotency.Request, p idempotency.Problem) idempotency.Response {
-				return idempotency.Response{
-					Status: http.StatusTeapot,
-					Header: http.Header{"Content-Type": {"text/plain"}, "X-Many": {"one", "two"}},
-					Body:   []byte("refused"),
-				}
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return guard
+	envelope := idempotency.WithProblem(func(_ context.Context, _ *idempotency.Request, p idempotency.Problem) idempotency.Response {
+		return idempotency.Response{
+			Status: http.StatusTeapot,
+			Header: http.Header{"Content-Type": {"text/plain"}, "X-Many": {"one", "two"}},
+			Body:   []byte("refused: " + p.Type),
 		}
 	})
+	f := serve(t, target, created, func(s *Server) { s.Guard = over(t, memorystore.New(), envelope) })
 	a := f.send(request{path: things, body: lamp, header: http.Header{"X-Trip": {"1"}}})
-	if a.StatusCode != http.StatusTeapot || a.body != "refused" || !slices.Equal(a.Header["X-Many"], []string{"one", "two"}) || a.Header.Get("X-Outer") != "1" {
+	if a.StatusCode != http.StatusTeapot || a.body != "refused: "+wire.ProblemBase+wire.MissingKey || !slices.Equal(a.Header["X-Many"], []string{"one", "two"}) || a.Header.Get("X-Outer") != "1" {
 		f.Errorf("the refusal is %d %q %q", a.StatusCode, a.Header, a.body)
 	}
+	f.ranTimes(0)
+}
+
+// unreadableRecord has the secret gone that a record was made with.
+func unreadableRecord(t *testing.T, target Target) {
+	shared := memorystore.New()
+	with := func(id string) *fixture {
+		secret := idempotency.WithFingerprintSecret(idempotency.Secret{ID: id, Key: bytes.Repeat([]byte(id), 32)})
+		return serve(t, target, created, func(s *Server) { s.Guard = over(t, shared, secret) })
+	}
+	r := request{path: things, key: "a", body: lamp}
+	f := with("1")
+	f.ran("first sight", f.send(r), http.StatusCreated)
+	f.replays("the same again", f.send(r), http.StatusCreated)
+	f = with("2")
+	f.refuses("when the secret is gone", f.send(r), http.StatusConflict, wire.NotReplayable)
 	f.ranTimes(0)
 }
 

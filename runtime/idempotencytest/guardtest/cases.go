@@ -37,6 +37,7 @@ var promises = []promise{
 	{"an answer that is compressed already is replayed as it is", compressedAlready},
 	{"an informational response is sent and not recorded", earlyHints},
 	{"refusals are rendered as the application has it", ownEnvelope},
+	{"a record that cannot be read is not run again", unreadableRecord},
 	{"the handler's context is the run's", contexts},
 	{"the handler's context has what middlewares put there", outerContext},
 

@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait for something that is expected.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // A fixture is a served target and a client of it.
 type fixture struct {
@@ -51,9 +51,9 @@ func serve(t *testing.T, target Target, handle Handler, options ...func(*Server)
 }
 
 // over returns a guard over store for [Server].
-func over(t *testing.T, store idempotency.Store) func(idempotency.Option) *idempotency.Guard {
+func over(t *testing.T, store idempotency.Store, options ...idempotency.Option) func(idempotency.Option) *idempotency.Guard {
 	return func(principal idempotency.Option) *idempotency.Guard {
-		guard, err := idempotency.New(store, principal)
+		guard, err := idempotency.New(store, append(options, principal)...)
 		if err != nil {
 			t.Fatal(err)
 		}
