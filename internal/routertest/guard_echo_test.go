@@ -81,6 +81,10 @@ func (s echoServer) CreateOrder(c echo.Context, p echo4second.CreateOrderParams)
 	return s.serve(c, "createOrder", p.IdempotencyKey)
 }
 
+func (s echoServer) CreateQuote(c echo.Context) error {
+	return s.serve(c, "createQuote", nil)
+}
+
 func (s echoServer) serve(c echo.Context, operation string, key *string) error {
 	body, err := io.ReadAll(c.Request().Body)
 	if err != nil {
@@ -153,6 +157,10 @@ func (s echo5Server) Pay(c *echov5.Context, _ string) error { return s.serve(c, 
 func (s echo5Server) Upload(c *echov5.Context) error        { return s.serve(c, "upload", nil) }
 func (s echo5Server) CreateOrder(c *echov5.Context, p echo5second.CreateOrderParams) error {
 	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
+
+func (s echo5Server) CreateQuote(c *echov5.Context) error {
+	return s.serve(c, "createQuote", nil)
 }
 
 func (s echo5Server) serve(c *echov5.Context, operation string, key *string) error {

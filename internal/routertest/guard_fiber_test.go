@@ -119,6 +119,10 @@ func (s fiber2Server) CreateOrder(c *fiberv2.Ctx, p fiber2second.CreateOrderPara
 	return s.serve(c, "createOrder", p.IdempotencyKey)
 }
 
+func (s fiber2Server) CreateQuote(c *fiberv2.Ctx) error {
+	return s.serve(c, "createQuote", nil)
+}
+
 func (s fiber2Server) serve(c *fiberv2.Ctx, operation string, key *string) error {
 	user, _ := c.Locals("user").(string)
 	reply := s.handle(c.Context(), guardtest.Call{Operation: operation, Body: string(c.Request().Body()), User: user, Key: key})
@@ -195,6 +199,10 @@ func (s fiber3Server) Pay(c fiberv3.Ctx, _ string) error { return s.serve(c, "pa
 func (s fiber3Server) Upload(c fiberv3.Ctx) error        { return s.serve(c, "upload", nil) }
 func (s fiber3Server) CreateOrder(c fiberv3.Ctx, p fiber3second.CreateOrderParams) error {
 	return s.serve(c, "createOrder", p.IdempotencyKey)
+}
+
+func (s fiber3Server) CreateQuote(c fiberv3.Ctx) error {
+	return s.serve(c, "createQuote", nil)
 }
 
 func (s fiber3Server) serve(c fiberv3.Ctx, operation string, key *string) error {

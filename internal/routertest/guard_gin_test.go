@@ -56,6 +56,10 @@ func (s ginServer) CreateOrder(c *ginrouter.Context, p ginsecond.CreateOrderPara
 	s.serve(c, "createOrder", p.IdempotencyKey)
 }
 
+func (s ginServer) CreateQuote(c *ginrouter.Context) {
+	s.serve(c, "createQuote", nil)
+}
+
 func (s ginServer) serve(c *ginrouter.Context, operation string, key *string) {
 	body, err := io.ReadAll(c.Request.Body)
 	if err != nil {

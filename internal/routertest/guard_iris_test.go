@@ -53,6 +53,10 @@ func (s irisServer) CreateOrder(c irisrouter.Context, p irissecond.CreateOrderPa
 	s.serve(c, "createOrder", p.IdempotencyKey)
 }
 
+func (s irisServer) CreateQuote(c irisrouter.Context) {
+	s.serve(c, "createQuote", nil)
+}
+
 func (s irisServer) serve(c irisrouter.Context, operation string, key *string) {
 	body, err := io.ReadAll(c.Request().Body)
 	reply := guardtest.Reply{Err: err}

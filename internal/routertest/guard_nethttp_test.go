@@ -178,6 +178,10 @@ func (s httpServer) CreateThing(w http.ResponseWriter, r *http.Request) {
 func (s httpServer) Pay(w http.ResponseWriter, r *http.Request, _ string) { s.serve(w, r, "pay", nil) }
 func (s httpServer) Upload(w http.ResponseWriter, r *http.Request)        { s.serve(w, r, "upload", nil) }
 
+func (s httpServer) CreateQuote(w http.ResponseWriter, r *http.Request) {
+	s.serve(w, r, "createQuote", nil)
+}
+
 // The second document's servers.
 type (
 	stdHTTPSecond struct{ httpServer }

@@ -13,6 +13,7 @@
 // and, where [Server].Second asks for it, internal/routertest/golden/second/spec.yaml:
 //
 //	POST /orders                       in a transaction; the key is declared, a UUID; answers are at most 4 KiB
+//	POST /quotes                       a known key is answered 200 whatever the body; bodies are at most 4 KiB
 package guardtest
 
 import (

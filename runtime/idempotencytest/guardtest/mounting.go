@@ -3,6 +3,7 @@ package guardtest
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -143,6 +144,31 @@ func twoAPIs(t *testing.T, target Target) {
 			if a.body != operation {
 				f.Errorf("request %d of %s is answered %q", i+1, operation, a.body)
 			}
+		}
+	}
+	f.ranTimes(2)
+}
+
+// replayAnyway has a policy under which bodies are not compared: a known key is
+// answered whatever the request says now.
+func replayAnyway(t *testing.T, target Target) {
+	f, _ := serveTwo(t, target, func(_ context.Context, call Call) Reply {
+		if !json.Valid([]byte(call.Body)) {
+			return Reply{Status: http.StatusUnprocessableEntity, Body: "no JSON"}
+		}
+		return Reply{Status: http.StatusCreated, Body: call.Body}
+	})
+	quote := func(key, body string) answer { return f.send(request{path: "/quotes", key: key, body: body}) }
+	f.refuses("no key", quote("", lamp), http.StatusUnprocessableEntity, wire.MissingKey)
+	f.refuses("a large body", quote("b", strings.Repeat("x", 5<<10)), http.StatusRequestEntityTooLarge, wire.RequestTooLarge)
+	f.ranTimes(0)
+	f.ran("no JSON", quote("a", "{"), http.StatusUnprocessableEntity)
+	f.ran("JSON with the same key", quote("a", lamp), http.StatusCreated)
+	for _, body := range []string{lamp, vase, "{", "", strings.Repeat("x", 5<<10)} {
+		again := quote("a", body)
+		f.replays("the same key again", again, http.StatusOK)
+		if again.body != lamp {
+			f.Errorf("the replay for %.10q is %q", body, again.body)
 		}
 	}
 	f.ranTimes(2)

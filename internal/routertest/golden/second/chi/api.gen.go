@@ -21,14 +21,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams)
+
+	// (POST /quotes)
+	CreateQuote(w http.ResponseWriter, r *http.Request)
 }
 
 // Unimplemented server implementation that returns http.StatusNotImplemented for each endpoint.
@@ -37,6 +46,11 @@ type Unimplemented struct{}
 
 // (POST /orders)
 func (_ Unimplemented) CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams) {
+	w.WriteHeader(http.StatusNotImplemented)
+}
+
+// (POST /quotes)
+func (_ Unimplemented) CreateQuote(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNotImplemented)
 }
 
@@ -81,6 +95,20 @@ func (siw *ServerInterfaceWrapper) CreateOrder(w http.ResponseWriter, r *http.Re
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.CreateOrder(w, r, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateQuote operation middleware
+func (siw *ServerInterfaceWrapper) CreateQuote(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateQuote(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -206,6 +234,9 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options Ch
 	r.Group(func(r chi.Router) {
 		r.Post(options.BaseURL+"/orders", wrapper.CreateOrder)
 	})
+	r.Group(func(r chi.Router) {
+		r.Post(options.BaseURL+"/quotes", wrapper.CreateQuote)
+	})
 
 	return r
 }
@@ -238,6 +269,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -250,6 +303,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[*http.Request](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -264,5 +318,12 @@ func PrincipalFrom(who func(*http.Request) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams) {
 	s.guard.Handle(&idempotencyPolicyCreateOrder, w, r, func(w http.ResponseWriter, r *http.Request) {
 		s.ServerInterface.CreateOrder(w, r, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(w http.ResponseWriter, r *http.Request) {
+	s.guard.Handle(&idempotencyPolicyCreateQuote, w, r, func(w http.ResponseWriter, r *http.Request) {
+		s.ServerInterface.CreateQuote(w, r)
 	})
 }

@@ -22,14 +22,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(ctx *echo.Context, params CreateOrderParams) error
+
+	// (POST /quotes)
+	CreateQuote(ctx *echo.Context) error
 }
 
 // ServerInterfaceWrapper converts echo contexts to parameters.
@@ -63,6 +72,15 @@ func (w *ServerInterfaceWrapper) CreateOrder(ctx *echo.Context) error {
 
 	// Invoke the callback with all the unmarshaled arguments
 	err = w.Handler.CreateOrder(ctx, params)
+	return err
+}
+
+// CreateQuote converts echo context to params.
+func (w *ServerInterfaceWrapper) CreateQuote(ctx *echo.Context) error {
+	var err error
+
+	// Invoke the callback with all the unmarshaled arguments
+	err = w.Handler.CreateQuote(ctx)
 	return err
 }
 
@@ -114,6 +132,7 @@ func RegisterHandlersWithOptions(router EchoRouter, si ServerInterface, guard *i
 	}
 
 	router.POST(options.BaseURL+"/orders", wrapper.CreateOrder, options.OperationMiddlewares["createOrder"]...)
+	router.POST(options.BaseURL+"/quotes", wrapper.CreateQuote, options.OperationMiddlewares["createQuote"]...)
 
 }
 
@@ -145,6 +164,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -157,6 +198,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[*echo.Context](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -171,6 +213,13 @@ func PrincipalFrom(who func(*echo.Context) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(ctx *echo.Context, params CreateOrderParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyCreateOrder, ctx, func() error {
 		return s.ServerInterface.CreateOrder(ctx, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(ctx *echo.Context) error {
+	return guardOperation(s.guard, &idempotencyPolicyCreateQuote, ctx, func() error {
+		return s.ServerInterface.CreateQuote(ctx)
 	})
 }
 

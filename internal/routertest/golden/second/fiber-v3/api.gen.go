@@ -22,14 +22,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(c fiber.Ctx, params CreateOrderParams) error
+
+	// (POST /quotes)
+	CreateQuote(c fiber.Ctx) error
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -84,6 +93,24 @@ func (siw *ServerInterfaceWrapper) CreateOrder(c fiber.Ctx) error {
 	return handler(c)
 }
 
+// CreateQuote operation middleware
+func (siw *ServerInterfaceWrapper) CreateQuote(c fiber.Ctx) error {
+
+	handler := func(c fiber.Ctx) error {
+		return siw.Handler.CreateQuote(c)
+	}
+
+	for i := len(siw.HandlerMiddlewares) - 1; i >= 0; i-- {
+		m := siw.HandlerMiddlewares[i]
+		next := handler
+		handler = func(c fiber.Ctx) error {
+			return m(c, next)
+		}
+	}
+
+	return handler(c)
+}
+
 // FiberServerOptions provides options for the Fiber server.
 type FiberServerOptions struct {
 	BaseURL            string
@@ -108,6 +135,8 @@ func RegisterHandlersWithOptions(router fiber.Router, si ServerInterface, guard 
 	}
 
 	router.Post(options.BaseURL+"/orders", wrapper.CreateOrder)
+
+	router.Post(options.BaseURL+"/quotes", wrapper.CreateQuote)
 
 }
 
@@ -139,6 +168,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -151,6 +202,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[fiber.Ctx](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -165,6 +217,13 @@ func PrincipalFrom(who func(fiber.Ctx) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(c fiber.Ctx, params CreateOrderParams) error {
 	return guardOperation(s.guard, &idempotencyPolicyCreateOrder, c, func() error {
 		return s.ServerInterface.CreateOrder(c, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(c fiber.Ctx) error {
+	return guardOperation(s.guard, &idempotencyPolicyCreateQuote, c, func() error {
+		return s.ServerInterface.CreateQuote(c)
 	})
 }
 

@@ -22,14 +22,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(c *gin.Context, params CreateOrderParams)
+
+	// (POST /quotes)
+	CreateQuote(c *gin.Context)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -81,6 +90,19 @@ func (siw *ServerInterfaceWrapper) CreateOrder(c *gin.Context) {
 	siw.Handler.CreateOrder(c, params)
 }
 
+// CreateQuote operation middleware
+func (siw *ServerInterfaceWrapper) CreateQuote(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateQuote(c)
+}
+
 // GinServerOptions provides options for the Gin server.
 type GinServerOptions struct {
 	BaseURL      string
@@ -109,6 +131,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, guard *
 	}
 
 	router.POST(options.BaseURL+"/orders", wrapper.CreateOrder)
+	router.POST(options.BaseURL+"/quotes", wrapper.CreateQuote)
 }
 
 // What follows guards the operations that are annotated with x-idempotent: the
@@ -139,6 +162,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -151,6 +196,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[*gin.Context](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -165,6 +211,13 @@ func PrincipalFrom(who func(*gin.Context) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(c *gin.Context, params CreateOrderParams) {
 	guardOperation(s.guard, &idempotencyPolicyCreateOrder, c, func() {
 		s.ServerInterface.CreateOrder(c, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(c *gin.Context) {
+	guardOperation(s.guard, &idempotencyPolicyCreateQuote, c, func() {
+		s.ServerInterface.CreateQuote(c)
 	})
 }
 

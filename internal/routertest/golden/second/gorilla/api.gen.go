@@ -21,14 +21,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams)
+
+	// (POST /quotes)
+	CreateQuote(w http.ResponseWriter, r *http.Request)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -72,6 +81,20 @@ func (siw *ServerInterfaceWrapper) CreateOrder(w http.ResponseWriter, r *http.Re
 
 	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		siw.Handler.CreateOrder(w, r, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// CreateQuote operation middleware
+func (siw *ServerInterfaceWrapper) CreateQuote(w http.ResponseWriter, r *http.Request) {
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.CreateQuote(w, r)
 	}))
 
 	for _, middleware := range siw.HandlerMiddlewares {
@@ -196,6 +219,8 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options Go
 
 	r.HandleFunc(options.BaseURL+"/orders", wrapper.CreateOrder).Methods(http.MethodPost)
 
+	r.HandleFunc(options.BaseURL+"/quotes", wrapper.CreateQuote).Methods(http.MethodPost)
+
 	return r
 }
 
@@ -227,6 +252,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -239,6 +286,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[*http.Request](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -253,5 +301,12 @@ func PrincipalFrom(who func(*http.Request) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(w http.ResponseWriter, r *http.Request, params CreateOrderParams) {
 	s.guard.Handle(&idempotencyPolicyCreateOrder, w, r, func(w http.ResponseWriter, r *http.Request) {
 		s.ServerInterface.CreateOrder(w, r, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(w http.ResponseWriter, r *http.Request) {
+	s.guard.Handle(&idempotencyPolicyCreateQuote, w, r, func(w http.ResponseWriter, r *http.Request) {
+		s.ServerInterface.CreateQuote(w, r)
 	})
 }

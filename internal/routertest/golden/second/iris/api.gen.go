@@ -24,14 +24,23 @@ type CreateOrderParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// CreateQuoteJSONBody defines parameters for CreateQuote.
+type CreateQuoteJSONBody = map[string]interface{}
+
 // CreateOrderJSONRequestBody defines body for CreateOrder for application/json ContentType.
 type CreateOrderJSONRequestBody = CreateOrderJSONBody
+
+// CreateQuoteJSONRequestBody defines body for CreateQuote for application/json ContentType.
+type CreateQuoteJSONRequestBody = CreateQuoteJSONBody
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
 
 	// (POST /orders)
 	CreateOrder(ctx iris.Context, params CreateOrderParams)
+
+	// (POST /quotes)
+	CreateQuote(ctx iris.Context)
 }
 
 // ServerInterfaceWrapper converts echo contexts to parameters.
@@ -75,6 +84,13 @@ func (w *ServerInterfaceWrapper) CreateOrder(ctx iris.Context) {
 	w.Handler.CreateOrder(ctx, params)
 }
 
+// CreateQuote converts iris context to params.
+func (w *ServerInterfaceWrapper) CreateQuote(ctx iris.Context) {
+
+	// Invoke the callback with all the unmarshaled arguments
+	w.Handler.CreateQuote(ctx)
+}
+
 // IrisServerOption is the option for iris server
 type IrisServerOptions struct {
 	BaseURL     string
@@ -97,6 +113,7 @@ func RegisterHandlersWithOptions(router *iris.Application, si ServerInterface, g
 	}
 
 	router.Post(options.BaseURL+"/orders", wrapper.CreateOrder)
+	router.Post(options.BaseURL+"/quotes", wrapper.CreateQuote)
 
 	router.Build()
 }
@@ -129,6 +146,28 @@ var idempotencyPolicyCreateOrder = idempotency.Policy{
 	MaxRecordedBody: 4 << 10,
 }
 
+// idempotencyPolicyCreateQuote: a missing key is 422, a reused one replays, one in flight 409.
+var idempotencyPolicyCreateQuote = idempotency.Policy{
+	Operation:       "POST /quotes",
+	OperationID:     "createQuote",
+	Secured:         false,
+	Header:          "Idempotency-Key",
+	OnMissing:       422,
+	Key:             idempotency.KeyRule{Format: idempotency.FormatAny, MinLength: 1, MaxLength: 255, Pattern: ""},
+	Scope:           idempotency.ScopeGlobal,
+	TTL:             24 * time.Hour,
+	Fingerprint:     idempotency.FingerprintRule{Body: idempotency.BodyAuto, Query: true, MediaType: true, Headers: nil, Ignore: nil},
+	OnMismatch:      idempotency.ReplayAnyway,
+	WaitFor:         0,
+	Record:          nil,
+	Replay:          idempotency.ReplayRule{None: false, Status: 200, Marker: "Idempotent-Replayed"},
+	Guarantee:       idempotency.AtLeastOnce,
+	Lease:           30 * time.Second,
+	Timeout:         5 * time.Minute,
+	MaxRequestBody:  4 << 10,
+	MaxRecordedBody: 1 << 20,
+}
+
 // GuardedServer is a ServerInterface whose annotated operations are guarded.
 // GuardServer makes one.
 type GuardedServer struct {
@@ -141,6 +180,7 @@ type GuardedServer struct {
 func GuardServer(si ServerInterface, guard *idempotency.Guard) GuardedServer {
 	idempotency.Register[iris.Context](guard,
 		&idempotencyPolicyCreateOrder,
+		&idempotencyPolicyCreateQuote,
 	)
 	return GuardedServer{ServerInterface: si, guard: guard}
 }
@@ -155,6 +195,13 @@ func PrincipalFrom(who func(iris.Context) (string, error)) idempotency.Option {
 func (s GuardedServer) CreateOrder(ctx iris.Context, params CreateOrderParams) {
 	guardOperation(s.guard, &idempotencyPolicyCreateOrder, ctx, func(ctx iris.Context) {
 		s.ServerInterface.CreateOrder(ctx, params)
+	})
+}
+
+// CreateQuote guards POST /quotes.
+func (s GuardedServer) CreateQuote(ctx iris.Context) {
+	guardOperation(s.guard, &idempotencyPolicyCreateQuote, ctx, func(ctx iris.Context) {
+		s.ServerInterface.CreateQuote(ctx)
 	})
 }
 
