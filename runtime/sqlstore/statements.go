@@ -51,12 +51,16 @@ FROM unnest(?::smallint[], ?::smallint[], ?::bytea[], ?::bytea[], ?::boolean[], 
 AS m(state, status, headers, body, never, life, key_hash, claim_id)
 WHERE k.key_hash = m.key_hash AND k.claim_id = m.claim_id AND k.state = 0 RETURNING k.key_hash`
 
-	// What a transaction did replaces the row it saw, or none: the one that it
-	// took over itself, or one that is still expired. A run that was taken for
-	// dead may have settled it since.
+	// What a transaction did is a row where it saw none, ...
 	recordSQL = `INSERT INTO {table} AS k (key_hash, claim_id, owner, fingerprint, state, attempt, lease_until, expires_at, operation, key, status, headers, body)
 VALUES (?, ?, ?, ?, ?, ?, {clock}, CASE WHEN ? THEN {never} ELSE {clock_after} END, {text}, {text}, ?, ?, ?)
-ON CONFLICT (key_hash) DO UPDATE SET claim_id = excluded.claim_id, owner = excluded.owner, fingerprint = excluded.fingerprint, state = excluded.state,
+ON CONFLICT (key_hash) DO `
+
+	recordNewSQL = recordSQL + `NOTHING`
+
+	// ... or replaces the one it saw: that which it took over itself, or one that
+	// is still expired. A run that was taken for dead may have settled it since.
+	recordOverSQL = recordSQL + `UPDATE SET claim_id = excluded.claim_id, owner = excluded.owner, fingerprint = excluded.fingerprint, state = excluded.state,
 at_most_once = false, attempt = excluded.attempt, lease_until = excluded.lease_until, expires_at = excluded.expires_at, created_at = excluded.created_at,
 operation = excluded.operation, key = excluded.key, status = excluded.status, headers = excluded.headers, body = excluded.body
 WHERE k.claim_id = ? AND (k.expires_at <= {now} OR k.claim_id = excluded.claim_id AND k.state = 0)`
@@ -77,7 +81,7 @@ WHERE k.claim_id = ? AND (k.expires_at <= {now} OR k.claim_id = excluded.claim_i
 
 // statements are the statements of one table.
 type statements struct {
-	read, insert, takeover, renew, mark, settle, release, disown, record *statement
+	read, insert, takeover, renew, mark, settle, release, disown, recordNew, recordOver *statement
 	// insertOrRead is insert and read in one trip, for dialects that can; its
 	// arguments are theirs. Zero rows: another inserted while it ran.
 	insertOrRead *statement
@@ -98,7 +102,7 @@ func newStatements(words ...string) statements {
 	return statements{
 		read: expand(readSQL), insert: expand(insertSQL), takeover: expand(takeoverSQL),
 		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
-		release: expand(releaseSQL), disown: expand(disownSQL), record: expand(recordSQL),
+		release: expand(releaseSQL), disown: expand(disownSQL), recordNew: expand(recordNewSQL), recordOver: expand(recordOverSQL),
 		claimMany: expand(claimManySQL), settleMany: expand(settleManySQL),
 		insertOrRead: expand("WITH ins AS (" + insertSQL + " RETURNING {row}) SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
 	}

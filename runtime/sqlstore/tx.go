@@ -350,14 +350,14 @@ func (t *transaction) attempt(seen *idempotency.Row) int {
 // that was read, or of none.
 func (t *transaction) record(seen *idempotency.Row, o idempotency.Outcome) query {
 	c := t.claim
-	expected := c.ID
-	if !seen.IsZero() {
-		expected = seen.ID
+	args := []any{
+		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, int64(o.State), int64(t.attempt(seen)), o.State == idempotency.Unknown, micros(c.TTL),
+		[]byte(c.Operation), []byte(c.Key), int64(o.Status), o.Header, o.Body,
 	}
-	unknown := o.State == idempotency.Unknown
-	return t.store.bindTx(t.store.sql.record,
-		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, int64(o.State), int64(t.attempt(seen)), unknown, micros(c.TTL),
-		[]byte(c.Operation), []byte(c.Key), int64(o.Status), o.Header, o.Body, expected[:])
+	if seen.IsZero() {
+		return t.store.bindTx(t.store.sql.recordNew, args...)
+	}
+	return t.store.bindTx(t.store.sql.recordOver, append(args, seen.ID[:])...)
 }
 
 // finish records the outcome and commits.
