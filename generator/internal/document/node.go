@@ -55,6 +55,10 @@ func (n *Node) Describe() string {
 	case Number:
 		return "the number " + n.Value
 	case String:
+		const most = 60 // characters: whoever reads the message knows the rest
+		if text := []rune(n.Value); len(text) > most {
+			return "the string " + strconv.Quote(string(text[:most])+"…")
+		}
 		return "the string " + strconv.Quote(n.Value)
 	}
 	return n.Kind.String()

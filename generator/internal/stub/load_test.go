@@ -92,21 +92,31 @@ func TestLoadPublished(t *testing.T) {
 // tags, anchors, merge keys, and names that are no strings.
 func TestLoadAnything(t *testing.T) {
 	dir := t.TempDir()
+	// Newer versions of kin-openapi leave dates, and numbers that are names, as
+	// they are written.
+	probe, err := openapi3.NewLoader().LoadFromData([]byte("paths: {}\nx-names: {0x10: 1}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, plainer := probe.Extensions["x-names"].(map[string]any)["16"]
 	rapid.Check(t, func(t *rapid.T) {
 		scalar := func() string {
-			return rapid.SampledFrom([]string{
-				"1", "-1", "+1", "0", "-0", "007", "010", "0o17", "0x1F", "0b11", "1_000", "12345678901234567890", "123456789012345678901234567890",
+			scalars := []string{
+				"1", "-1", "+1", "0", "007", "010", "0o17", "0x1F", "0b11", "1_000", "12345678901234567890", "123456789012345678901234567890",
 				"1.0", "1.10", ".5", "1e3", "-1.5E-7", "1e400", "true", "False", "yes", "on", "~", "null", "", "2020-01-02", "2020-01-02T03:04:05Z", "12:30:45",
 				"text", `"a\tb\u00e9\x07"`, `'it''s'`, `"\""`, `"<&>"`, `"\u2028"`, "日本", "!!str 12", "!!int 0x10", "!!float 3", "!!bool true", "!!binary aGk=", "!local x", `"<<"`,
-				"!!timestamp 2020-01-02",
-			}).Draw(t, "scalar")
+			}
+			if plainer {
+				scalars = append(scalars, "!!timestamp 2020-01-02")
+			}
+			return rapid.SampledFrom(scalars).Draw(t, "scalar")
 		}
 		anchors, mergeable := 0, true
 		name := func(i int) string {
 			names := []string{
 				fmt.Sprintf("k%d", i), fmt.Sprintf("K%d", i), fmt.Sprintf("%d", 200+i), fmt.Sprintf("'%d'", i), fmt.Sprintf("2020-01-0%d", i+1), fmt.Sprintf(`"a/%d\\"`, i),
 			}
-			if !mergeable {
+			if !mergeable && plainer {
 				// oapi-codegen reads these in two ways, by where they are merged.
 				names = append(names, fmt.Sprintf("0x%d", 10+i), fmt.Sprintf("%d.50", i))
 			}
