@@ -3,7 +3,6 @@ package sqlstore_test
 import (
 	"context"
 	"crypto/sha256"
-	"database/sql"
 	"fmt"
 	"log"
 	"os"
@@ -23,7 +22,7 @@ func ExampleNewSQLite() {
 	}
 	defer os.RemoveAll(dir)
 
-	db, err := sql.Open("sqlite", sqlstore.SQLiteDSN(filepath.Join(dir, "keys.db")))
+	db, err := sqlstore.OpenSQLite(filepath.Join(dir, "keys.db"))
 	if err != nil {
 		log.Fatal(err)
 	}
