@@ -58,7 +58,8 @@ type canonicalizer struct {
 
 // A jsonSpace is what a canonicalizer needs beside the text.
 type jsonSpace struct {
-	// containers are all objects and arrays in the order in which they begin.
+	// containers are the large objects and arrays, in the order in which they
+	// begin.
 	containers []container
 	// members are those of the objects that are being hashed, the innermost's
 	// last.
@@ -74,9 +75,14 @@ func (s *jsonSpace) shrink() {
 	}
 }
 
-// A container says where an object or array ends, and which is the first that
-// begins behind it.
-type container struct{ end, next uint32 }
+// A container says where an object or array begins and ends, and which is the
+// first that begins behind it. Thus what is sorted last is not looked through by
+// each object around it.
+type container struct{ start, end, next uint32 }
+
+// largeContainer is from what size on containers are noted. What is smaller is
+// soon looked through again.
+const largeContainer = 128
 
 // A member says where a member's name begins and ends, with its quotes, in the
 // text or among the names, where its value begins, and which container is the
@@ -137,7 +143,7 @@ func (c *canonicalizer) measure(ignore *pointerTree, depth int) bool {
 	if depth == maxNesting {
 		return false
 	}
-	number := len(c.containers)
+	start, number := c.pos, len(c.containers)
 	c.containers = append(c.containers, container{})
 	c.pos++
 	c.size += len("{}")
@@ -160,7 +166,11 @@ func (c *canonicalizer) measure(ignore *pointerTree, depth int) bool {
 			c.size = before
 		}
 	}
-	c.containers[number] = container{uint32(c.pos), uint32(len(c.containers))}
+	if c.pos-start < largeContainer {
+		c.containers = c.containers[:number] // it holds no large ones
+		return true
+	}
+	c.containers[number] = container{uint32(start), uint32(c.pos), uint32(len(c.containers))}
 	return true
 }
 
@@ -172,8 +182,7 @@ func (c *canonicalizer) emit(ignore *pointerTree) {
 	case '{':
 		c.emitObject(ignore)
 	case '[':
-		c.container++
-		c.pos++
+		c.enter()
 		c.out.addByte('[')
 		for i := 0; c.nextItem(']'); i++ {
 			child := ignore.element(i)
@@ -191,9 +200,7 @@ func (c *canonicalizer) emit(ignore *pointerTree) {
 }
 
 func (c *canonicalizer) emitObject(ignore *pointerTree) {
-	this := c.containers[c.container]
-	c.container++
-	c.pos++
+	c.enter()
 	first, firstName := len(c.members), len(c.names)
 	ordered := true
 	for c.nextItem('}') {
@@ -213,6 +220,7 @@ func (c *canonicalizer) emitObject(ignore *pointerTree) {
 		ordered = ordered && (len(c.members) == first || bytes.Compare(c.name(&c.members[len(c.members)-1]), c.name(&m)) <= 0)
 		c.members = append(c.members, m)
 	}
+	end, behind := c.pos, c.container
 	if !ordered {
 		slices.SortFunc(c.members[first:], func(a, b member) int {
 			return cmp.Or(bytes.Compare(c.name(&a), c.name(&b)), cmp.Compare(a.value, b.value))
@@ -234,20 +242,54 @@ func (c *canonicalizer) emitObject(ignore *pointerTree) {
 	}
 	c.out.addByte('}')
 	c.members, c.names = c.members[:first], c.names[:firstName]
-	c.pos, c.container = int(this.end), int(this.next)
+	c.pos, c.container = end, behind
 }
 
-// skip goes behind the value at c.pos, whose containers are known.
+// enter goes behind the brace or bracket at c.pos.
+func (c *canonicalizer) enter() {
+	if c.large() != nil {
+		c.container++
+	}
+	c.pos++
+}
+
+// large returns the container at c.pos if it is large.
+func (c *canonicalizer) large() *container {
+	if c.container < len(c.containers) && c.containers[c.container].start == uint32(c.pos) {
+		return &c.containers[c.container]
+	}
+	return nil
+}
+
+// skip goes behind the value at c.pos.
 func (c *canonicalizer) skip() {
 	switch c.next() {
 	case '"':
 		end, _ := c.quoted()
 		c.pos = end
+		return
 	case '{', '[':
-		at := c.containers[c.container]
-		c.pos, c.container = int(at.end), int(at.next)
 	default:
 		c.scalar()
+		return
+	}
+	if at := c.large(); at != nil {
+		c.pos, c.container = int(at.end), int(at.next)
+		return
+	}
+	for depth := 0; ; c.pos++ {
+		switch c.src[c.pos] {
+		case '"':
+			end, _ := c.quoted()
+			c.pos = end - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				c.pos++
+				return
+			}
+		}
 	}
 }
 
@@ -272,8 +314,16 @@ func (c *canonicalizer) scalar() []byte {
 // quoted returns where the string at c.pos ends, and whether it has escapes.
 func (c *canonicalizer) quoted() (end int, escaped bool) {
 	at := c.pos + 1
-	quote := at
-	for {
+	for near := min(at+32, len(c.src)); at < near; at++ { // most are short
+		switch c.src[at] {
+		case '"':
+			return at + 1, escaped
+		case '\\':
+			escaped = true
+			at++
+		}
+	}
+	for quote := at; ; {
 		if quote <= at {
 			quote = at + bytes.IndexByte(c.src[at:], '"')
 		}
