@@ -7,6 +7,8 @@ NESTED = internal/routertest internal/chaos internal/bench examples/integrations
 test:
 	go vet ./...
 	go test -race -timeout 8m ./...
+	@# What is allocated differs under the race detector.
+	go test -timeout 8m -run 'TestAllocations|TestLargeBodiesAreHeldOnce' ./runtime/idempotency
 	@for module in $(NESTED); do echo "# $$module" && (cd $$module && go vet ./... && go test -race -timeout 8m ./...) || exit 1; done
 
 # All faults, in their long form: minutes, bounded, each with its count.
