@@ -2,7 +2,6 @@ package guardtest
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -196,7 +195,7 @@ func unguardedStreams(t *testing.T, target Target) {
 		}
 		between <- struct{}{}
 		if rest, err := io.ReadAll(resp.Body); err != nil || string(rest) != "data: two\n\n" {
-			f.Error(fmt.Sprintf("stream %d: the rest came as %q: %v", i, rest, err))
+			f.Errorf("stream %d: the rest came as %q: %v", i, rest, err)
 		}
 	}
 	f.ranTimes(2)
