@@ -149,11 +149,15 @@ func (h *handlers) ListAccounts(ctx context.Context, _ api.ListAccountsRequestOb
 // open opens the PostgreSQL of a DSN, or the SQLite file if there is none, with
 // the store's table and two accounts.
 func open(ctx context.Context, postgres, sqlite string) (*sql.DB, *sqlstore.Store, error) {
-	driver, dsn, newStore, id := "postgres", postgres, sqlstore.NewPostgres, "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-	if postgres == "" {
-		driver, dsn, newStore, id = "sqlite", sqlstore.SQLiteDSN(sqlite), sqlstore.NewSQLite, "integer PRIMARY KEY"
+	var db *sql.DB
+	var err error
+	newStore, id := sqlstore.NewPostgres, "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+	if postgres != "" {
+		db, err = sql.Open("postgres", postgres)
+	} else {
+		newStore, id = sqlstore.NewSQLite, "integer PRIMARY KEY"
+		db, err = sqlstore.OpenSQLite(sqlite)
 	}
-	db, err := sql.Open(driver, dsn)
 	if err != nil {
 		return nil, nil, err
 	}
