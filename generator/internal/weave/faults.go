@@ -30,7 +30,6 @@ func (f *File) Faults() []Fault {
 			faults = append(faults, fault)
 		}
 	}
-	info := types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	check := types.Config{Importer: unknown{}, Error: func(err error) {
 		e := err.(types.Error)
 		message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
@@ -41,8 +40,8 @@ func (f *File) Faults() []Fault {
 			add(e.Pos, message)
 		}
 	}}
-	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, &info) // its error is the first of those
-	for _, x := range f.hiding(&info) {
+	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, nil) // its error is the first of those
+	for _, x := range f.hiding() {
 		add(x.Pos(), x.Name+" hides the package "+x.Name)
 	}
 	return faults
@@ -62,37 +61,35 @@ func (f *File) assigned(pos token.Pos) (message string) {
 
 // hiding lists where a variable of the document's, which is no pointer, stands in
 // place of the package whose name it has.
-func (f *File) hiding(info *types.Info) []*ast.Ident {
+func (f *File) hiding() []*ast.Ident {
 	imported := map[string]bool{}
 	for _, name := range f.imports {
 		imported[name] = true
 	}
-	plain := map[types.Object]bool{}
-	declare := func(names []*ast.Ident, kind ast.Expr) {
-		if _, pointer := kind.(*ast.StarExpr); pointer || kind == nil {
-			return
-		}
-		for _, name := range names {
-			plain[info.Defs[name]] = imported[name.Name]
-		}
-	}
 	var hiding []*ast.Ident
 	ast.Inspect(f.ast, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.FuncType:
-			for _, field := range n.Params.List {
-				declare(field.Names, field.Type)
-			}
-		case *ast.ValueSpec:
-			declare(n.Names, n.Type)
-		case *ast.SelectorExpr:
-			if x, ok := n.X.(*ast.Ident); ok && plain[info.Uses[x]] {
+		if n, ok := n.(*ast.SelectorExpr); ok {
+			// The parser resolves the names within a file.
+			if x, ok := n.X.(*ast.Ident); ok && imported[x.Name] && x.Obj != nil && isPlain(x.Obj.Decl) {
 				hiding = append(hiding, x)
 			}
 		}
 		return true
 	})
 	return hiding
+}
+
+// isPlain reports whether a declaration gives a type that is no pointer.
+func isPlain(declaration any) bool {
+	var kind ast.Expr
+	switch declaration := declaration.(type) {
+	case *ast.Field:
+		kind = declaration.Type
+	case *ast.ValueSpec:
+		kind = declaration.Type
+	}
+	_, pointer := kind.(*ast.StarExpr)
+	return kind != nil && !pointer
 }
 
 // doubtful are messages that follow from others, or that an import may have
