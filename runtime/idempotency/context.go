@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // RunContextKey is the name under which glue keeps the context of a run in a
@@ -109,7 +110,7 @@ func MarkEffect(ctx context.Context) error {
 	if e.op.transactor != nil {
 		return errors.New("idempotency: MarkEffect is not for guarantee: transaction, where a run that fails leaves nothing behind")
 	}
-	err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error {
+	err := e.call(ctx, time.Now(), e.guard.storeTimeout, func(ctx context.Context) error {
 		return e.guard.store.MarkEffect(ctx, &e.claim)
 	})
 	if err != nil {

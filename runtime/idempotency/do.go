@@ -137,13 +137,16 @@ const maxTakeovers = 8
 // acquire claims the key, taking over what lapsed or expired and waiting for
 // what is in flight as the policy says.
 func (e *execution) acquire(ctx context.Context, claim func() (Row, error)) (row Row, v verdict, err error) {
-	waitUntil := time.Now().Add(e.op.WaitFor)
+	var waitUntil time.Time
 	pause := firstPause
 	takeovers := 0
 	again := true
 	for {
 		if again {
 			row, err = claim()
+			if waitUntil.IsZero() {
+				waitUntil = e.asked.Add(e.op.WaitFor)
+			}
 			if err == nil && row.IsZero() {
 				err = errors.New("idempotency: the store returned no row for a claim")
 			}
@@ -184,7 +187,7 @@ func (e *execution) acquire(ctx context.Context, claim func() (Row, error)) (row
 
 func (e *execution) claimRow(ctx context.Context, f func(context.Context) (Row, error)) (row Row, err error) {
 	e.asked = time.Now()
-	err = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
+	err = e.call(ctx, e.asked, e.guard.storeTimeout, func(ctx context.Context) (err error) {
 		row, err = f(ctx)
 		return err
 	})

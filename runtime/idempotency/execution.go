@@ -23,7 +23,7 @@ type execution struct {
 
 	asked     time.Time // when the store was last asked for the row
 	lease     lease
-	storeTime atomic.Int64 // nanoseconds
+	storeTime atomic.Int64 // nanoseconds, for the observer
 	tookOver  bool
 	// refused says that the answer is the guard's own: the handler did not run.
 	refused bool
@@ -45,7 +45,7 @@ type execution struct {
 	calls    atomic.Int32
 
 	fingerprint [2 + 32 + 32]byte // the claim's
-	header      [256]byte         // the recorded one, unless it is longer
+	header      [192]byte         // the recorded one, unless it is longer
 }
 
 type executionKey struct{}
@@ -55,10 +55,10 @@ func executionFrom(ctx context.Context) *execution {
 	return e
 }
 
-// call runs one call of the store with its deadline. The request's own
+// call runs one call of the store, which starts now, with its deadline. The request's own
 // cancellation does not reach it: a caller that hangs up must not leave a claim
 // of which nobody knows.
-func (e *execution) call(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+func (e *execution) call(ctx context.Context, start time.Time, limit time.Duration, f func(context.Context) error) error {
 	// A store may keep the context, so none is used again.
 	var c *detached
 	if n := int(e.calls.Add(1)); n <= len(e.callCtxs) {
@@ -66,10 +66,11 @@ func (e *execution) call(ctx context.Context, limit time.Duration, f func(contex
 	} else {
 		c = new(detached)
 	}
-	start := time.Now()
 	err := f(c.detach(ctx, start.Add(limit)))
 	c.end()
-	e.storeTime.Add(int64(time.Since(start)))
+	if e.guard.observe != nil {
+		e.storeTime.Add(int64(time.Since(start)))
+	}
 	if err != nil && !errors.Is(err, ErrLeaseLost) {
 		e.emit(ctx, Event{Kind: EventStoreFailed, Err: err})
 	}
@@ -119,7 +120,7 @@ func (e *execution) settle(ctx context.Context, o Outcome) (Row, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		var row Row
 		e.asked = time.Now()
-		err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) (err error) {
+		err := e.call(ctx, e.asked, e.guard.storeTimeout, func(ctx context.Context) (err error) {
 			row, err = e.guard.store.Settle(ctx, &e.claim, o)
 			return err
 		})
@@ -201,7 +202,7 @@ func (e *execution) outcome(ctx context.Context, resp *Response) Outcome {
 	if e.op.Replay.None || int64(len(resp.Body)) > e.op.MaxRecordedBody {
 		return notReplayable
 	}
-	o := Outcome{State: Completed, Status: resp.Status, Header: appendHeader(e.header[:0], resp.Header, e.op.Replay.Marker)}
+	o := Outcome{State: Completed, Status: resp.Status, Header: appendHeader(e.header[:0], resp.Header, e.op.marker)}
 	if bodyAllowed(resp.Status) {
 		o.Body = resp.Body
 	}
@@ -233,7 +234,7 @@ func (e *execution) settled(ctx context.Context, req *Request, o Outcome, resp *
 // as true.
 func (e *execution) release(ctx context.Context, req *Request, resp *Response, handlerErr error) (*Response, error) {
 	e.drop()
-	err := e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error {
+	err := e.call(ctx, time.Now(), e.guard.storeTimeout, func(ctx context.Context) error {
 		return e.guard.store.Release(ctx, &e.claim)
 	})
 	if errors.Is(err, ErrLeaseLost) {

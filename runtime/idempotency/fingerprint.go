@@ -67,7 +67,7 @@ func (op *operation) digestRequest(digest *[32]byte, req *Request) *refusal {
 		d.text(canonicalQuery(req.RawQuery))
 	}
 	if op.Fingerprint.MediaType {
-		d.text(canonicalMediaType(req.Header.Get("Content-Type")))
+		d.text(canonicalMediaType(first(req.Header, "Content-Type")))
 	}
 	for _, name := range op.headers {
 		values := req.Header[name]
@@ -81,7 +81,7 @@ func (op *operation) digestRequest(digest *[32]byte, req *Request) *refusal {
 		if err != nil {
 			return unreadable(err)
 		}
-		d.body(op.Fingerprint.Body, req.Header.Get("Content-Type"), body, op.ignore)
+		d.body(op.Fingerprint.Body, first(req.Header, "Content-Type"), body, op.ignore)
 	} else {
 		req.limitBody(op.MaxRequestBody)
 	}

@@ -132,7 +132,7 @@ func (e *execution) renew() {
 	l, length := &e.lease, e.op.Lease
 	ctx := context.Context(&e.runCtx)
 	sent := time.Now()
-	err := e.call(ctx, min(e.guard.storeTimeout, length/3), func(ctx context.Context) error {
+	err := e.call(ctx, sent, min(e.guard.storeTimeout, length/3), func(ctx context.Context) error {
 		return e.guard.store.Renew(ctx, &e.claim)
 	})
 	l.mu.Lock()

@@ -17,6 +17,7 @@ import (
 type operation struct {
 	*Policy
 	header     string // canonical
+	marker     string // canonical, or empty
 	native     reflect.Type
 	pattern    *regexp.Regexp
 	ignore     *pointerTree
@@ -48,6 +49,7 @@ func newOperation(p *Policy, store Store, namespace string, who principalFunc) (
 	op := &operation{
 		Policy:    p,
 		header:    http.CanonicalHeaderKey(p.Header),
+		marker:    http.CanonicalHeaderKey(p.Replay.Marker),
 		readsBody: p.OnMismatch != ReplayAnyway && p.Fingerprint.Body != BodyNone,
 		principal: who,
 

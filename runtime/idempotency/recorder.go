@@ -94,7 +94,7 @@ type Recorder struct {
 	body    []byte
 	passing bool
 
-	few [8]field // sent, unless it is longer
+	few [4]field // sent, unless it is longer
 }
 
 type field struct {

@@ -49,7 +49,7 @@ type httpRequest struct {
 	Request
 	r        *http.Request
 	buffered bufferedBody
-	small    [512]byte // holds a body that is not longer
+	small    [384]byte // holds a body that is not longer
 }
 
 func (req *httpRequest) init(r *http.Request, native any) {

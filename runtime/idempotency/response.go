@@ -40,7 +40,7 @@ func (resp *Response) WriteTo(w http.ResponseWriter) error {
 		w.WriteHeader(resp.Status)
 		return nil
 	}
-	if !encoded && header.Get("Trailer") == "" && header.Get("Transfer-Encoding") == "" {
+	if !encoded && first(header, "Trailer") == "" && first(header, "Transfer-Encoding") == "" {
 		length[0] = strconv.Itoa(len(resp.Body))
 		header["Content-Length"] = length
 	}
@@ -64,7 +64,15 @@ func (resp *Response) WriteTo(w http.ResponseWriter) error {
 }
 
 // announced reports whether an encoding is announced.
-func announced(h http.Header) bool { return h.Get("Content-Encoding") != "" }
+func announced(h http.Header) bool { return first(h, "Content-Encoding") != "" }
+
+// first returns the first value of a field whose name is canonical.
+func first(h http.Header, name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
 
 // declaredTrailers yields the names of the fields that the field Trailer lists.
 func declaredTrailers(h http.Header) iter.Seq[string] {
@@ -210,7 +218,8 @@ const (
 	sealedEncoding = 2 // and the body is sealed too
 )
 
-// encodeHeader encodes the recordable fields byte for byte.
+// encodeHeader encodes the recordable fields byte for byte. A marker, whose name is
+// canonical, is not one of them.
 func encodeHeader(h http.Header, marker string) []byte {
 	return appendHeader(nil, h, marker)
 }
@@ -218,7 +227,6 @@ func encodeHeader(h http.Header, marker string) []byte {
 func appendHeader(b []byte, h http.Header, marker string) []byte {
 	var scratch [16]string
 	names := scratch[:0]
-	marker = http.CanonicalHeaderKey(marker)
 	for name := range h {
 		if canonical := http.CanonicalHeaderKey(name); (marker == "" || canonical != marker) && recordable(canonical) {
 			names = append(names, name)
@@ -302,7 +310,7 @@ func decodeHeaderInto(h http.Header, b []byte, marker string) error {
 		applyField(h, text[from:to], slices.Clip(values))
 	}
 	if marker != "" {
-		h[http.CanonicalHeaderKey(marker)] = append(all[len(all):], "true")
+		h[marker] = append(all[len(all):], "true")
 	}
 	return nil
 }
@@ -330,7 +338,7 @@ func (e *execution) replay(row *Row) (*Response, error) {
 	if resp == nil {
 		resp = &Response{Header: http.Header{}}
 	}
-	if err := decodeHeaderInto(resp.Header, o.Header, p.Replay.Marker); err != nil {
+	if err := decodeHeaderInto(resp.Header, o.Header, e.op.marker); err != nil {
 		return nil, err
 	}
 	resp.Status, resp.Body = o.Status, o.Body

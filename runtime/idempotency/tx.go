@@ -35,7 +35,7 @@ func (e *execution) runInTx(ctx context.Context, req *Request, next runner) (*Re
 		// What was taken over is a row of its own; without this the next request
 		// would wait for its lease.
 		if e.tookOver && !recorded {
-			_ = e.call(ctx, e.guard.storeTimeout, func(ctx context.Context) error { return e.guard.store.Release(ctx, &e.claim) })
+			_ = e.call(ctx, time.Now(), e.guard.storeTimeout, func(ctx context.Context) error { return e.guard.store.Release(ctx, &e.claim) })
 		}
 	}()
 	handle := func(ctx context.Context) (Outcome, bool, error) {
