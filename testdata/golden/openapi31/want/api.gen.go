@@ -7,20 +7,16 @@ package openapi31
 
 import (
 	"bytes"
-	"compress/flate"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"strings"
 	"time"
 
-	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/oapi-codegen/runtime"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
@@ -1132,115 +1128,6 @@ func (sh *strictHandler) AddScan(w http.ResponseWriter, r *http.Request) {
 	} else if response != nil {
 		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
 	}
-}
-
-// Base64 encoded, compressed with deflate, json marshaled OpenAPI spec.
-// Stored as a slice of fixed-width chunks rather than one concatenated
-// const string: with thousands of chunks the chained `+` fold is several
-// times slower for the Go compiler than parsing a slice literal.
-var swaggerSpec = []string{
-	"1FTBTuNIEP2VqHaPJsYk2pV8Y3c4cECDYKQ5oBw67kpc0O5uussQFPnfR9W2IWAmp9FIczJ0v3r1XtXr",
-	"7KFyjXcWLUco9+AV15eMTfrnfxV0f+oiy9d5DIrJ2UsNJSitBQEZBHxsMfJ/Tr8IrHKW0aYK5b2hKtXk",
-	"99FZOYtVjY2Sv/4OuIES/srfROT9bcwTddd1ndBH72zEpOXstJCPxlgF8kLcS8GEzmB3Qhob70YFzAZK",
-	"+He4HdhHd0mi1iQ0ylwHMcgkjTbKRMxAo0er0fINPrYUMFUYaoihvAPbNmsMsOoy8Ae1e6id0RhS+xeP",
-	"Ao0cyG4hA9sakyoeyOphWjJdqJLhbGTfA+4q00Z6wiuy1LQNlKfZKx9Zxi2GQ8JBTapUjTci5Q6WRVFA",
-	"Bsuz5RmsxvpRTpcBq22STOPWJwgfcEO7IRV3E8AbqQpBvYCMeThw63usWDhuK5V2/35MpD9pOC2XI7Ib",
-	"l8DERu6+14pnXz3a8+vL2WJezJ4DMcaZ4xrDM0Wcca3sbDE/hQyeMMQ+KIWIkSDepiB8IWWkRQk1s49l",
-	"nkeP1dx5tMpTnLuwzZ2K+WJe5LrH5msVETIYMFDCYl6kLvJ2kq28Ov5wzv+0h5MNlvI96a4nMcg4dXaD",
-	"jXvCwZxXQTXIGPrYkPSTGUlmVSNLpHEG/cvi0GJ24HLydsbQr0Tt1p18TM5q6sIqboMyPXnymcdK2ePb",
-	"SWk9th1q1BZzb7fv1zIgLmzltCgqQcLyzxKy8eoKNalvvew3ksmz/On2fklCkr3U4vMwfJzi6+iecV07",
-	"95AESSAudn78Tfx8loeg35325TTt1vExg92PAAAA//8=",
-}
-
-// decodeSpec returns the embedded OpenAPI spec as raw JSON bytes,
-// after base64-decoding and flate-decompressing the embedded blob.
-func decodeSpec() ([]byte, error) {
-	encoded := strings.Join(swaggerSpec, "")
-	compressed, err := base64.StdEncoding.DecodeString(encoded)
-	if err != nil {
-		return nil, fmt.Errorf("error base64 decoding spec: %w", err)
-	}
-	zr := flate.NewReader(bytes.NewReader(compressed))
-	var buf bytes.Buffer
-	if _, err := buf.ReadFrom(zr); err != nil {
-		return nil, fmt.Errorf("read flate: %w", err)
-	}
-	if err := zr.Close(); err != nil {
-		return nil, fmt.Errorf("close flate reader: %w", err)
-	}
-
-	return buf.Bytes(), nil
-}
-
-var rawSpec = decodeSpecCached()
-
-// a naive cache of the decoded OpenAPI spec
-func decodeSpecCached() func() ([]byte, error) {
-	data, err := decodeSpec()
-	return func() ([]byte, error) {
-		return data, err
-	}
-}
-
-// Constructs a synthetic filesystem for resolving external references when loading openapi specifications.
-func PathToRawSpec(pathToFile string) map[string]func() ([]byte, error) {
-	res := make(map[string]func() ([]byte, error))
-	if len(pathToFile) > 0 {
-		res[pathToFile] = rawSpec
-	}
-
-	return res
-}
-
-// GetSpec returns the OpenAPI specification corresponding to the generated
-// code in this file. External references in the spec are resolved through
-// PathToRawSpec; externally-referenced files must be embedded in their
-// corresponding Go packages (via the import-mapping feature). URL-based
-// external refs are not supported.
-func GetSpec() (swagger *openapi3.T, err error) {
-	resolvePath := PathToRawSpec("")
-
-	loader := openapi3.NewLoader()
-	loader.IsExternalRefsAllowed = true
-	loader.ReadFromURIFunc = func(loader *openapi3.Loader, url *url.URL) ([]byte, error) {
-		pathToFile := url.String()
-		pathToFile = path.Clean(pathToFile)
-		getSpec, ok := resolvePath[pathToFile]
-		if !ok {
-			err1 := fmt.Errorf("path not found: %s", pathToFile)
-			return nil, err1
-		}
-		return getSpec()
-	}
-	var specData []byte
-	specData, err = rawSpec()
-	if err != nil {
-		return
-	}
-	swagger, err = loader.LoadFromData(specData)
-	if err != nil {
-		return
-	}
-	return
-}
-
-// GetSpecJSON returns the raw JSON bytes of the embedded OpenAPI
-// specification: decompressed but not unmarshaled. External references
-// are not resolved here; the bytes are the spec exactly as embedded by
-// codegen. The result is cached at package init time, so repeated calls
-// are cheap.
-func GetSpecJSON() ([]byte, error) {
-	return rawSpec()
-}
-
-// GetSwagger returns the OpenAPI specification corresponding to the
-// generated code in this file.
-//
-// Deprecated: GetSwagger predates kin-openapi renaming openapi3.Swagger
-// to openapi3.T. Use [GetSpec] instead. This wrapper is retained for
-// backwards compatibility.
-func GetSwagger() (*openapi3.T, error) {
-	return GetSpec()
 }
 
 // What follows guards the operations that are annotated with x-idempotent: the
