@@ -33,8 +33,8 @@ const (
 	// how long those wait who come later.
 	maxTogether      = 128
 	maxTogetherBytes = 1 << 20
-	// underWay is how many statements of a kind run at once before others queue.
-	underWay = 2
+	// runsTogether is how many statements of a kind for several calls run at once.
+	runsTogether = 2
 	// patience ends the queueing behind a connection that may have died.
 	patience = 250 * time.Millisecond
 	// maxAside is the size, in bytes, from which a call does not run together
@@ -88,10 +88,14 @@ func OpenPostgres(dsn string, opts ...Option) (*Store, error) {
 	}
 	cfg.Runtime = settings
 	db := sql.OpenDB(&connector{cfg: cfg})
-	db.SetMaxOpenConns(cmp.Or(o.maxConns, defaultConns))
-	db.SetMaxIdleConns(cmp.Or(o.maxConns, defaultConns))
+	conns := cmp.Or(o.maxConns, defaultConns)
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
 	s := newPostgres(db, o)
-	s.direct = newDirect(db, s, !o.alone)
+	s.direct = &direct{db: db}
+	if !o.alone {
+		s.direct.groupCalls(s, singles(conns))
+	}
 	s.txDB = nil
 	if o.txDB != nil {
 		s.txDB = sqlx.NewDb(o.txDB, "postgres")
@@ -155,13 +159,15 @@ type answer struct {
 	found bool
 }
 
-func newDirect(db *sql.DB, s *Store, grouped bool) *direct {
-	d := &direct{db: db, groups: map[*statement]*group[query, answer]{}}
-	if grouped {
-		d.groups[s.sql.insertOrRead] = d.group(s.sql.claimMany, 0)
-		d.groups[s.sql.settle] = d.group(s.sql.settleMany, settleHash)
+// singles is how many calls of one kind may run alone: there are two kinds that
+// come equally often.
+func singles(conns int) int { return (conns + 1) / 2 }
+
+func (d *direct) groupCalls(s *Store, singles int) {
+	d.groups = map[*statement]*group[query, answer]{
+		s.sql.insertOrRead: d.group(s.sql.claimMany, 0, singles),
+		s.sql.settle:       d.group(s.sql.settleMany, settleHash, singles),
 	}
-	return d
 }
 
 // run sends a query and returns what it found, or how it failed.
@@ -212,11 +218,12 @@ func (d *direct) alone(ctx context.Context, q query) (a answer, err error) {
 
 // group returns the group of a statement whose version for many is given, and
 // the place of the key's hash among its arguments.
-func (d *direct) group(many *statement, hash int) *group[query, answer] {
+func (d *direct) group(many *statement, hash, singles int) *group[query, answer] {
 	of := func(q query) []byte { return q.args[hash].([]byte) }
 	return &group[query, answer]{
 		alone:    d.alone,
-		limit:    underWay,
+		limit:    singles,
+		runs:     runsTogether,
 		patience: patience,
 		joins: func() func(query) bool {
 			keys, fits := map[[32]byte]bool{}, bounded()

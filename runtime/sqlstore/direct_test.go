@@ -60,7 +60,8 @@ func TestGroupedClaimOfASweptKey(t *testing.T) {
 
 func groupedClaimOfASweptKey(t *testing.T) {
 	dsn := pgtest.DSN(t)
-	store := migrated(t, openDirect(t, dsn))
+	const conns = 4
+	store := migrated(t, openDirect(t, dsn, sqlstore.WithMaxConns(conns)))
 	db := open(t, "postgres", dsn)
 	waiting := func(n int) {
 		t.Helper()
@@ -91,8 +92,8 @@ func groupedClaimOfASweptKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The first claims wait for others' insertions, and the next two for them.
-	var first [sqlstore.UnderWay]*idempotency.Claim
-	var inserted [sqlstore.UnderWay]*sql.Tx
+	first := make([]*idempotency.Claim, sqlstore.Singles(conns))
+	inserted := make([]*sql.Tx, len(first))
 	for i := range first {
 		first[i] = newClaim()
 		inserted[i] = begin(`INSERT INTO idempotency_keys (key_hash, claim_id, owner, fingerprint, lease_until, expires_at, operation, key)

@@ -1,4 +1,5 @@
 package sqlstore
 
-// UnderWay is how many statements of a kind run at once before others queue.
-const UnderWay = underWay
+// Singles is how many calls of one kind run alone before others queue, of a
+// store with so many connections.
+func Singles(conns int) int { return singles(conns) }

@@ -13,8 +13,9 @@ import (
 // errUnsent says that a call failed before anything was asked of the server.
 var errUnsent = errors.New("nothing was sent")
 
-// A group runs calls of one kind together. A call that finds few under way runs
-// alone, at once, on its caller's goroutine. While more are under way others
+// A group runs calls of one kind together. While few are under way each runs
+// alone, at once, on its caller's goroutine: the database lets their commits
+// share what they wait for. While more are under way, or some run together, others
 // queue, and what has queued when one ends runs together. There is no timer, and
 // nothing is held when nobody calls.
 //
@@ -30,16 +31,18 @@ type group[Q, R any] struct {
 	// joins begins a run: it returns what reports of one call after another
 	// whether it is part of it. The first is.
 	joins func() func(Q) bool
-	// limit is how many may be under way before others queue.
-	limit int
+	// limit is how many may run alone before others queue, and runs how many
+	// runs of several there are at most.
+	limit, runs int
 	// patience is how long after the last beginning those that come queue behind
 	// what is under way; 0: for ever.
 	patience time.Duration
 
-	mu       sync.Mutex
-	underWay int
-	began    time.Time // of what began last
-	queue    []*waiter[Q, R]
+	mu      sync.Mutex
+	single  int       // how many run alone
+	running int       // how many runs of several there are
+	began   time.Time // of what began last
+	queue   []*waiter[Q, R]
 }
 
 // A waiter is a call that has queued.
@@ -59,7 +62,7 @@ type groupRun struct {
 
 func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	g.mu.Lock()
-	free := g.underWay < g.limit
+	free := g.running == 0 && g.single < g.limit
 	if !free && (g.patience == 0 || time.Since(g.began) < g.patience) {
 		w := &waiter[Q, R]{call: q, done: make(chan struct{})}
 		g.queue = append(g.queue, w)
@@ -67,7 +70,7 @@ func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 		return g.await(ctx, w)
 	}
 	if free {
-		g.underWay++
+		g.single++
 		g.began = time.Now()
 	}
 	g.mu.Unlock()
@@ -123,11 +126,11 @@ func (g *group[Q, R]) leave(w *waiter[Q, R]) bool {
 func (g *group[Q, R]) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.queue) == 0 {
-		g.underWay--
-		return
+	g.single--
+	if len(g.queue) > 0 && g.running < g.runs {
+		g.running++
+		go g.drain()
 	}
-	go g.drain()
 }
 
 // drain runs what has queued until nothing is left.
@@ -171,7 +174,7 @@ func (g *group[Q, R]) take(end context.CancelFunc) ([]*waiter[Q, R], func(contex
 	clear(g.queue[len(left):])
 	g.queue = left
 	if len(taken) == 0 {
-		g.underWay--
+		g.running--
 		return nil, nil
 	}
 	g.began = time.Now()
