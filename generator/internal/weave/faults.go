@@ -30,6 +30,10 @@ func (f *File) Faults() []Fault {
 			faults = append(faults, fault)
 		}
 	}
+	var info types.Info
+	if f.redeclaresImport() {
+		info = types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
+	}
 	check := types.Config{Importer: unknown{}, Error: func(err error) {
 		e := err.(types.Error)
 		message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
@@ -40,8 +44,8 @@ func (f *File) Faults() []Fault {
 			add(e.Pos, message)
 		}
 	}}
-	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, nil) // its error is the first of those
-	for _, x := range f.hiding() {
+	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, &info) // its error is the first of those
+	for _, x := range f.hiding(&info) {
 		add(x.Pos(), x.Name+" hides the package "+x.Name)
 	}
 	return faults
@@ -59,37 +63,62 @@ func (f *File) assigned(pos token.Pos) (message string) {
 	return message
 }
 
-// hiding lists where a variable of the document's, which is no pointer, stands in
-// place of the package whose name it has.
-func (f *File) hiding() []*ast.Ident {
+// redeclaresImport reports whether anything has the name of an imported package,
+// which is seldom: what every name stands for takes memory to tell.
+func (f *File) redeclaresImport() bool {
 	imported := map[string]bool{}
 	for _, name := range f.imports {
 		imported[name] = true
 	}
+	found := false
+	check := func(names []*ast.Ident) {
+		found = found || slices.ContainsFunc(names, func(name *ast.Ident) bool { return imported[name.Name] })
+	}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Field:
+			check(n.Names)
+		case *ast.ValueSpec:
+			check(n.Names)
+		}
+		return !found
+	})
+	return found
+}
+
+// hiding lists where a variable of the document's, which is no pointer, stands in
+// place of the package whose name it has.
+func (f *File) hiding(info *types.Info) []*ast.Ident {
+	imported := map[string]bool{}
+	for _, name := range f.imports {
+		imported[name] = true
+	}
+	plain := map[types.Object]bool{}
+	declare := func(names []*ast.Ident, kind ast.Expr) {
+		if _, pointer := kind.(*ast.StarExpr); pointer || kind == nil {
+			return
+		}
+		for _, name := range names {
+			plain[info.Defs[name]] = imported[name.Name]
+		}
+	}
 	var hiding []*ast.Ident
 	ast.Inspect(f.ast, func(n ast.Node) bool {
-		if n, ok := n.(*ast.SelectorExpr); ok {
-			// The parser resolves the names within a file.
-			if x, ok := n.X.(*ast.Ident); ok && imported[x.Name] && x.Obj != nil && isPlain(x.Obj.Decl) {
+		switch n := n.(type) {
+		case *ast.FuncType:
+			for _, field := range n.Params.List {
+				declare(field.Names, field.Type)
+			}
+		case *ast.ValueSpec:
+			declare(n.Names, n.Type)
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && plain[info.Uses[x]] {
 				hiding = append(hiding, x)
 			}
 		}
 		return true
 	})
 	return hiding
-}
-
-// isPlain reports whether a declaration gives a type that is no pointer.
-func isPlain(declaration any) bool {
-	var kind ast.Expr
-	switch declaration := declaration.(type) {
-	case *ast.Field:
-		kind = declaration.Type
-	case *ast.ValueSpec:
-		kind = declaration.Type
-	}
-	_, pointer := kind.(*ast.StarExpr)
-	return kind != nil && !pointer
 }
 
 // doubtful are messages that follow from others, or that an import may have
