@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -149,24 +150,47 @@ func informational(status int) bool {
 }
 
 func (rec *Recorder) Write(b []byte) (int, error) {
-	if rec.passing {
+	keeps, err := rec.keeps(len(b))
+	switch {
+	case err != nil:
+		return 0, err
+	case !keeps:
 		return rec.w.Write(b)
+	}
+	rec.body = append(rec.body, b...)
+	return len(b), nil
+}
+
+// WriteString implements [io.StringWriter].
+func (rec *Recorder) WriteString(s string) (int, error) {
+	keeps, err := rec.keeps(len(s))
+	switch {
+	case err != nil:
+		return 0, err
+	case !keeps:
+		return io.WriteString(rec.w, s)
+	}
+	rec.body = append(rec.body, s...)
+	return len(s), nil
+}
+
+// keeps reports whether the next n bytes are kept, and has made room for them; if
+// not they pass.
+func (rec *Recorder) keeps(n int) (bool, error) {
+	if rec.passing {
+		return false, nil
 	}
 	if rec.status == 0 {
 		rec.WriteHeader(http.StatusOK)
 	}
 	if !bodyAllowed(rec.status) {
-		return 0, http.ErrBodyNotAllowed
+		return false, http.ErrBodyNotAllowed
 	}
-	if int64(len(rec.body))+int64(len(b)) > rec.e.op.MaxRecordedBody {
-		if err := rec.pass(); err != nil {
-			return 0, err
-		}
-		return rec.w.Write(b)
+	if int64(len(rec.body))+int64(n) > rec.e.op.MaxRecordedBody {
+		return false, rec.pass()
 	}
-	rec.grow(len(b))
-	rec.body = append(rec.body, b...)
-	return len(b), nil
+	rec.grow(n)
+	return true, nil
 }
 
 // grow makes room for n bytes of the body, and for all of it if the handler said
@@ -364,6 +388,7 @@ func (rec *Recorder) ResponseOr(failed error) (*Response, error) {
 }
 
 var (
-	_ http.Flusher  = (*Recorder)(nil)
-	_ http.Hijacker = (*Recorder)(nil)
+	_ http.Flusher    = (*Recorder)(nil)
+	_ http.Hijacker   = (*Recorder)(nil)
+	_ io.StringWriter = (*Recorder)(nil)
 )
