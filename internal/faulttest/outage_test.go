@@ -268,7 +268,8 @@ func forgottenConnections(t *testing.T, cluster *pgtest.Server, d database, e ef
 	p.forget()
 	for i := range 10 {
 		key := fmt.Sprint("after-", i)
-		a := one.until(t, atLeastOnce, key, "effect", storeUnavailable)
+		// A claim that a busy machine answered late is taken back soon.
+		a := one.until(t, atLeastOnce, key, "effect", inFlight, storeUnavailable)
 		want(t, "over a new connection", a, created)
 		e.want(t, key, effect{1, 1})
 	}
