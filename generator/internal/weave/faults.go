@@ -63,23 +63,25 @@ func (f *File) assigned(pos token.Pos) (message string) {
 	return message
 }
 
-// redeclaresImport reports whether anything has the name of an imported package,
-// which is seldom: what every name stands for takes memory to tell.
+// redeclaresImport reports whether a variable that is no pointer has the name of
+// an imported package, which is seldom: what every name stands for takes memory
+// to tell.
 func (f *File) redeclaresImport() bool {
 	imported := map[string]bool{}
 	for _, name := range f.imports {
 		imported[name] = true
 	}
 	found := false
-	check := func(names []*ast.Ident) {
-		found = found || slices.ContainsFunc(names, func(name *ast.Ident) bool { return imported[name.Name] })
+	check := func(names []*ast.Ident, kind ast.Expr) {
+		_, pointer := kind.(*ast.StarExpr)
+		found = found || !pointer && slices.ContainsFunc(names, func(name *ast.Ident) bool { return imported[name.Name] })
 	}
 	ast.Inspect(f.ast, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.Field:
-			check(n.Names)
+			check(n.Names, n.Type)
 		case *ast.ValueSpec:
-			check(n.Names)
+			check(n.Names, n.Type)
 		}
 		return !found
 	})
