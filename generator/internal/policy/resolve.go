@@ -68,14 +68,14 @@ func (r *resolver) mustBe(name string, n *document.Node, what string, hint ...st
 	if n.Get("$ref") != nil {
 		hint = []string{"; $ref is not followed here: name a profile of the document root, or use a YAML anchor"}
 	}
-	r.reject(n.Pos, "%s must be %s, not %s%s", r.full(name), what, describe(n), strings.Join(hint, ""))
+	r.reject(n.Pos, "%s must be %s, not %s%s", r.full(name), what, n.Describe(), strings.Join(hint, ""))
 }
 
 // document resolves all operations of the document.
 func (r *resolver) document() []Operation {
 	root := r.doc.Root()
 	if root.Kind != document.Object {
-		r.reject(root.Pos, "the document is %s; write an object with openapi, info and paths", describe(root))
+		r.reject(root.Pos, "the document is %s; write an object with openapi, info and paths", root.Describe())
 		return nil
 	}
 	has := func(field string) bool { return root.FieldMember(field) != nil }
@@ -151,7 +151,7 @@ func (r *resolver) annotation(owner *document.Node, rank int, level string) *ann
 		a.profile = r.readProfileName(n.Get("profile"))
 	default:
 		a.broken = true
-		r.reject(n.Pos, "%s must be true, false or an object with the policy's fields, not %s", r.cfg.Extension, describe(n))
+		r.reject(n.Pos, "%s must be true, false or an object with the policy's fields, not %s", r.cfg.Extension, n.Describe())
 	}
 	return a
 }

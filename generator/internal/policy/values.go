@@ -227,9 +227,6 @@ func list(parse parser[string], identity func(string) string) parser[[]string] {
 	}
 }
 
-// describe names a value in a message.
-func describe(n *document.Node) string { return n.Describe() }
-
 // oneOf joins alternatives as a sentence does.
 func oneOf(texts []string) string {
 	last := len(texts) - 1
