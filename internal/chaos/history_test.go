@@ -154,13 +154,13 @@ var (
 // what was answered of requests that were denied.
 func (h *history) checkEffects() error {
 	for key, effects := range h.effects {
-		if len(effects) > 1 {
-			return fmt.Errorf("key %d %w: %v of %v", key, errTwice, effects, h.runs[key])
-		}
 		for _, run := range h.runs[key] {
-			if run.number == effects[0] && (run.plan == "refuse" || run.plan == "fail" || run.plan == "panic") {
+			if slices.Contains(effects, run.number) && (run.plan == "refuse" || run.plan == "fail" || run.plan == "panic") {
 				return fmt.Errorf("key %d %w: %+v", key, errKept, run)
 			}
+		}
+		if len(effects) > 1 {
+			return fmt.Errorf("key %d %w: %v of %v", key, errTwice, effects, h.runs[key])
 		}
 	}
 	answered := map[int]bool{} // whose answer somebody got
