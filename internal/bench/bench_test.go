@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -21,10 +22,14 @@ import (
 // yields figures. It times nothing: no target counts.
 func TestEveryContest(t *testing.T) {
 	var out bytes.Buffer
+	page := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(page, []byte("before\n"+figuresBegin+"old\n"+figuresEnd+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	b := bench{
 		ctx: t.Context(), out: &out, progress: t.Output(), run: regexp.MustCompile("."),
 		time: 20 * time.Millisecond, rounds: 2, fewRows: 300, manyRows: 3000,
-		documents: []document{{"seraf-payment.yaml", true}},
+		documents: []document{{"seraf-payment.yaml", true}}, update: page,
 	}
 	if err := b.measure(); err != nil {
 		t.Fatal(err)
@@ -65,6 +70,14 @@ func TestEveryContest(t *testing.T) {
 		if !strings.Contains(text, exact) {
 			t.Errorf("%q is not in the table", exact)
 		}
+	}
+	written, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tables, _ := strings.Cut(text, "\n| what | median")
+	if p := string(written); !strings.HasPrefix(p, "before\n"+figuresBegin) || !strings.Contains(p, tables+figuresEnd+"\nafter\n") || strings.Contains(p, "old") {
+		t.Errorf("the page is\n%s", p)
 	}
 	if t.Failed() {
 		t.Log(text)

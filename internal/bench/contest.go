@@ -26,6 +26,7 @@ type bench struct {
 	fewRows       int        // of the tables that are measured
 	manyRows      int        // of the one that they are compared with; 0: none is
 	documents     []document // to be generated
+	update        string     // the document to write the tables to; empty: none
 
 	cluster *cluster // nil until postgres is called
 	closers []func() error
@@ -160,9 +161,11 @@ func (b *bench) contests() []planned {
 
 func (b *bench) measure() (err error) {
 	defer func() { err = errors.Join(err, b.close(0)) }()
-	if err := b.describe(); err != nil {
+	machine, err := b.describe()
+	if err != nil {
 		return err
 	}
+	fmt.Fprint(b.out, machine)
 	var ratios, figures strings.Builder
 	found := false
 	for _, c := range b.contests() {
@@ -185,9 +188,13 @@ func (b *bench) measure() (err error) {
 	if !found {
 		return fmt.Errorf("no contest's name matches %q", b.run)
 	}
-	fmt.Fprintf(b.out, "\n| what | median | least to most | target | |\n|---|---|---|---|---|\n%s", &ratios)
-	fmt.Fprintf(b.out, "\n| what | side | operations/s | of one operation |\n|---|---|---|---|\n%s", &figures)
-	return nil
+	tables := fmt.Sprintf("\n| what | median | least to most | target | |\n|---|---|---|---|---|\n%s"+
+		"\n| what | side | operations/s | of one operation |\n|---|---|---|---|\n%s", &ratios, &figures)
+	fmt.Fprint(b.out, tables)
+	if b.update == "" {
+		return nil
+	}
+	return update(b.update, machine, tables)
 }
 
 // play runs all rounds, after a short one that is not counted.

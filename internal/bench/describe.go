@@ -9,25 +9,23 @@ import (
 )
 
 // describe says on what is measured, in lines that benchstat reads.
-func (b *bench) describe() error {
+func (b *bench) describe() (string, error) {
 	c, err := b.postgres()
 	if err != nil {
-		return err
+		return "", err
 	}
 	sync, err := c.syncTime()
 	if err != nil {
-		return err
+		return "", err
 	}
 	var version string
 	if err := c.admin.QueryRow("SHOW server_version").Scan(&version); err != nil {
-		return err
+		return "", err
 	}
 	version, _, _ = strings.Cut(version, " ")
-	fmt.Fprintf(b.out, "goos: %s\ngoarch: %s\npkg: github.com/oapi-idempotent/oapi-idempotent/internal/bench\ncpu: %d × %s\n",
-		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processorModel())
-	fmt.Fprintf(b.out, "go: %s\npostgres: %s, fsync on, synchronous_commit on\nfsync: %.0f µs\nload: %s\nrounds: %d of %s\n",
-		runtime.Version(), version, float64(sync.Nanoseconds())/1e3, load(), b.rounds, b.time)
-	return nil
+	return fmt.Sprintf("goos: %s\ngoarch: %s\npkg: github.com/oapi-idempotent/oapi-idempotent/internal/bench\ncpu: %d × %s\n"+
+		"go: %s\npostgres: %s, fsync on, synchronous_commit on\nfsync: %.0f µs\nload: %s\nrounds: %d of %s\n",
+		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processorModel(), runtime.Version(), version, float64(sync.Nanoseconds())/1e3, load(), b.rounds, b.time), nil
 }
 
 var modelName = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
@@ -50,4 +48,24 @@ func load() string {
 	}
 	last, _, _ := strings.Cut(string(text), " ")
 	return last
+}
+
+// The marks in a document between which the figures are.
+const (
+	figuresBegin = "<!-- figures -->\n"
+	figuresEnd   = "<!-- end of figures -->"
+)
+
+// update puts what was measured into a document.
+func update(path, machine, tables string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(text), figuresBegin)
+	_, after, ends := strings.Cut(rest, figuresEnd)
+	if !begins || !ends {
+		return fmt.Errorf("%s has no lines %q and %q to write the figures between", path, strings.TrimSpace(figuresBegin), figuresEnd)
+	}
+	return os.WriteFile(path, []byte(before+figuresBegin+"```\n"+machine+"```\n"+tables+figuresEnd+after), 0o644)
 }

@@ -170,8 +170,17 @@ func (b *bench) load(d time.Duration, serve serving, keys []string) (_ sample, e
 	runtime.ReadMemStats(&before)
 	s, err := b.drive(connections, d, post)
 	runtime.ReadMemStats(&after)
-	s.per = map[string]float64{"allocs/op": float64(after.Mallocs-before.Mallocs) / float64(s.ops)}
-	return s, err
+	if err != nil {
+		return s, err
+	}
+	s.per = map[string]float64{"allocs/op": allocations(&before, &after, s.ops)}
+	return s, nil
+}
+
+// allocations returns how many one operation makes, rounded down, as Go's own
+// benchmarks do: what grows now and then is not one operation's.
+func allocations(before, after *runtime.MemStats, ops int64) float64 {
+	return float64((after.Mallocs - before.Mallocs) / uint64(ops))
 }
 
 func overHTTP(b *bench, name string) (*contest, error) {

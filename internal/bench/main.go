@@ -2,7 +2,7 @@
 // take turns, round by round, so that whatever else the machine does falls on
 // all of them, and what is printed are ratios.
 //
-//	go run . [-run regexp] [-time 2s] [-rounds 5] [-rows10m]
+//	go run . [-run regexp] [-time 2s] [-rounds 5] [-rows10m] [-update file]
 //
 // It starts a PostgreSQL of its own, which waits for the disk at every commit,
 // and needs PostgreSQL's server binaries and pgbench. On its standard output
@@ -33,6 +33,7 @@ func main() {
 	run := flag.String("run", ".", "measure only the contests whose name matches the `regexp`")
 	flag.DurationVar(&b.time, "time", 2*time.Second, "how long each side runs in each round")
 	flag.IntVar(&b.rounds, "rounds", 5, "how many rounds there are")
+	flag.StringVar(&b.update, "update", "", "write the figures to the `file`, between its marks, as well")
 	rows10m := flag.Bool("rows10m", false, "compare tables of 10 thousand and of 10 million rows, too; it says what disk it needs")
 	flag.Parse()
 	var err error

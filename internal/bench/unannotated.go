@@ -54,10 +54,12 @@ func unannotated(b *bench, name string) (*contest, error) {
 				return nil
 			})
 			runtime.ReadMemStats(&after)
+			if err != nil {
+				return s, err
+			}
 			s.ops *= batch
-			// The little that the loop itself allocates is divided away.
-			s.per = map[string]float64{"allocs/op": float64((after.Mallocs - before.Mallocs) / uint64(s.ops))}
-			return s, err
+			s.per = map[string]float64{"allocs/op": allocations(&before, &after, s.ops)}
+			return s, nil
 		}}
 	}
 	guard, err := idempotency.New(memorystore.New())
