@@ -47,7 +47,8 @@ const (
 // prepares its statements, and claims and settlements of requests at the same
 // time share one statement and one commit, see [WithoutGrouping]. The DSN must
 // lead to the primary itself, not through a pooler such as PgBouncer, for which
-// there is [NewPostgres], and not to a read replica.
+// there is [NewPostgres]. If it names several hosts, the one that takes writes is
+// used; a read replica never is, whatever the DSN's target_session_attrs.
 //
 // Handlers that run under guarantee: transaction do so in the application's pool:
 // pass it with [WithTransactions]. OpenPostgres does not connect. Close the store
@@ -68,6 +69,9 @@ func OpenPostgres(dsn string, opts ...Option) (*Store, error) {
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = connectTimeout
 	}
+	// Of several hosts the primary is looked for. A name that leads to a replica
+	// for a while, as in a failover, leaves no connection to it in the pool.
+	cfg.TargetSessionAttrs = pq.TargetSessionAttrsReadWrite
 	// Bytes are sent as they are.
 	cfg.BinaryParameters = true
 	settings := map[string]string{
@@ -314,50 +318,71 @@ func column(queries []query, order []int, place int) driver.Value {
 }
 
 // send sends a statement and passes each row to read, which must keep none of
-// the bytes, or, without read, returns how many it wrote. What a dead connection of the pool did not answer is sent again:
-// a claim's own bytes tell whether it had been received.
+// the bytes, or, without read, returns how many it wrote. What a dead connection
+// of the pool did not answer is sent again: a claim's own bytes tell whether it
+// had been received.
 func (d *direct) send(ctx context.Context, st *statement, args []driver.NamedValue, read func([]driver.Value) error) (n int64, err error) {
-	var sent error
+	var earlier error
 	for {
-		c, err := d.db.Conn(ctx)
-		if err != nil {
-			if sent == nil {
-				err = fmt.Errorf("%w: %w", errUnsent, err)
-			}
-			return 0, err
-		}
 		var again bool
-		err = c.Raw(func(raw any) error {
-			conn := raw.(*directConn)
-			stale := conn.used
-			conn.used = true
-			stop := context.AfterFunc(ctx, conn.abort)
-			n, sent = conn.send(st, args, read)
-			if !stop() {
-				if sent != nil {
-					sent = ctx.Err()
-				}
-				return driver.ErrBadConn
-			}
-			if hasState(sent, "0A000", "26000") { // a plan from before the table was changed
-				again = stale
-				return driver.ErrBadConn
-			}
-			if !conn.IsValid() {
-				again = stale && sent != nil
-				return driver.ErrBadConn
-			}
-			return nil
-		})
-		c.Close() // gives it back, or has done so
-		if again {
-			continue
+		n, again, err = d.try(ctx, st, args, read)
+		if err = afterwards(earlier, err); !again {
+			return n, err
 		}
-		if errors.Is(err, driver.ErrBadConn) {
-			err = nil // sent says more
-		}
-		return n, cmp.Or(sent, err)
+		earlier = err
 	}
+}
+
+// try sends a statement once. If it fails, again says that another connection
+// may do better.
+func (d *direct) try(ctx context.Context, st *statement, args []driver.NamedValue, read func([]driver.Value) error) (n int64, again bool, err error) {
+	c, err := d.db.Conn(ctx)
+	if err != nil {
+		return 0, false, fmt.Errorf("%w: %w", errUnsent, err)
+	}
+	defer c.Close() // gives it back, or does nothing if Raw has closed it
+	err = errUnsent // until it is
+	_ = c.Raw(func(raw any) error {
+		conn := raw.(*directConn)
+		stale := conn.used
+		conn.used = true
+		stop := context.AfterFunc(ctx, conn.abort)
+		n, err = conn.send(st, args, read)
+		if !stop() {
+			if err != nil {
+				err = ctx.Err()
+			}
+			return driver.ErrBadConn
+		}
+		// A plan from before the table was changed, or a session that may not
+		// write any more, will not do better.
+		if conn.IsValid() && !hasState(err, "0A000", "26000", "25006") {
+			return nil
+		}
+		again = stale && err != nil
+		return driver.ErrBadConn
+	})
+	return n, again, err
+}
+
+// session returns a connection of the pool for statements that [direct.send] does
+// not send, and what gives it back. If it is direct, ctx ends it likewise.
+func (s *Store) session(ctx context.Context) (*sqlx.Conn, func(), error) {
+	c, err := s.db.Connx(ctx)
+	if err != nil || s.direct == nil {
+		return c, func() { c.Close() }, err
+	}
+	stop := func() bool { return true }
+	_ = c.Raw(func(raw any) error {
+		stop = context.AfterFunc(ctx, raw.(*directConn).abort)
+		return nil
+	})
+	return c, func() {
+		if !stop() {
+			_ = c.Raw(func(any) error { return driver.ErrBadConn })
+		}
+		c.Close()
+	}, nil
 }
 
 // A connector opens connections that can be aborted.

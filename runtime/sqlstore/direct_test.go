@@ -5,6 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,6 +177,180 @@ func TestGroupMembersFailAlone(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestFailover has the server that a name leads to become a replica, and the name
+// lead to another a little later. What was connected to the replica in between is
+// of no use, although it is alive.
+func TestFailover(t *testing.T) {
+	onPrimary := func(server *pgtest.Server) string {
+		u, err := url.Parse(server.DSN(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Path = "/postgres"
+		return u.String()
+	}
+	former, next := pgtest.Start(t), pgtest.Start(t)
+	p, dsn := newProxy(t, onPrimary(former))
+	migrated(t, openDirect(t, onPrimary(next)))
+	for _, target := range []string{"", "&target_session_attrs=any"} {
+		mustWin(t, migrated(t, openDirect(t, dsn+target)), newClaim())
+	}
+	store := openDirect(t, dsn)
+	mustWin(t, store, newClaim())
+
+	var data string
+	if err := open(t, "postgres", onPrimary(former)).QueryRow("SHOW data_directory").Scan(&data); err != nil {
+		t.Fatal(err)
+	}
+	former.Stop(t)
+	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	former.Restart(t)
+	for range 5 {
+		if row, err := store.Claim(t.Context(), newClaim()); err == nil {
+			t.Fatalf("a replica took a claim: %+v", row)
+		}
+	}
+	p.leadTo(next.Addr())
+	for range 5 {
+		mustWin(t, store, newClaim())
+	}
+
+	_, replica, err := net.SplitHostPort(former.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, primary, err := net.SplitHostPort(next.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := fmt.Sprintf("host=127.0.0.1,127.0.0.1 port=%s,%s dbname=postgres user=postgres sslmode=disable", replica, primary)
+	mustWin(t, openDirect(t, both), newClaim())
+}
+
+// TestSessionsThatBecomeReadOnly has open sessions refuse to write, as some hosts
+// of PostgreSQL do for a while, and new ones not.
+func TestSessionsThatBecomeReadOnly(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	store := migrated(t, openDirect(t, dsn, sqlstore.WithMaxConns(1)))
+	if _, err := open(t, "postgres", dsn).Exec(`CREATE FUNCTION become_read_only() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY; RETURN NULL; END $$;
+CREATE TRIGGER become_read_only AFTER INSERT ON idempotency_keys EXECUTE FUNCTION become_read_only()`); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		mustWin(t, store, newClaim())
+	}
+}
+
+// TestLostAnswerBeforeTheServerIsGone loses the answer to a claim, and then the
+// server for a while: nobody runs the claim, and so it is given back afterwards.
+func TestLostAnswerBeforeTheServerIsGone(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	p, through := newProxy(t, dsn)
+	direct := newPostgres(t, open(t, "postgres", dsn))
+	for name, opts := range map[string][]sqlstore.Option{"grouped": nil, "alone": {sqlstore.WithoutGrouping()}} {
+		t.Run(name, func(t *testing.T) {
+			store := migrated(t, openDirect(t, through, append(opts, sqlstore.WithMaxConns(1))...))
+			mustWin(t, store, newClaim())
+			c := newClaim()
+			c.AtMostOnce = true
+			p.refuse()
+			p.loseAnswer.Store(true)
+			row, err := store.Claim(t.Context(), c)
+			p.accept(t)
+			if err == nil {
+				t.Fatalf("a claim without an answer: %+v", row)
+			}
+			eventually(t, func() error {
+				row, err := direct.Claim(t.Context(), rival(c))
+				if err == nil && !row.Won {
+					err = fmt.Errorf("the claim that nobody runs holds the key: %+v", row)
+				}
+				return err
+			})
+		})
+	}
+}
+
+// TestQueueBehindWhatIsStuck queues behind claims that wait for others, which do
+// not end.
+func TestQueueBehindWhatIsStuck(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	const conns = 4
+	store := migrated(t, openDirect(t, dsn, sqlstore.WithMaxConns(conns)))
+	db := open(t, "postgres", dsn)
+	ctx, cancel := context.WithCancel(t.Context())
+	var stuck sync.WaitGroup
+	defer stuck.Wait()
+	defer cancel()
+	for range sqlstore.Singles(conns) {
+		c := newClaim()
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec(`INSERT INTO idempotency_keys (key_hash, claim_id, owner, fingerprint, lease_until, expires_at, operation, key)
+VALUES ($1, '\x00', '\x00', '\x00', now(), 'infinity', '', '')`, c.Hash[:]); err != nil {
+			t.Fatal(err)
+		}
+		stuck.Go(func() { _, _ = store.Claim(ctx, c) })
+	}
+	eventually(t, func() error {
+		var n int
+		err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").Scan(&n)
+		if err == nil && n != sqlstore.Singles(conns) {
+			err = fmt.Errorf("%d claims are stuck", n)
+		}
+		return err
+	})
+	ctx, leave := context.WithTimeout(t.Context(), 20*time.Second)
+	defer leave()
+	for range 2 {
+		row, err := store.Claim(ctx, newClaim())
+		if err != nil || !row.Won {
+			t.Errorf("a claim waits behind others that are stuck: %+v, %v", row, err)
+		}
+	}
+}
+
+// TestSilenceHoldsNoConnection has a call end on a connection that stays silent,
+// and the next open another.
+func TestSilenceHoldsNoConnection(t *testing.T) {
+	for what, call := range map[string]func(context.Context, *sqlstore.Store) error{
+		"Claim": func(ctx context.Context, store *sqlstore.Store) error {
+			_, err := store.Claim(ctx, newClaim())
+			return err
+		},
+		"Sweep":   func(ctx context.Context, store *sqlstore.Store) error { _, err := store.Sweep(ctx, 1); return err },
+		"Migrate": func(ctx context.Context, store *sqlstore.Store) error { return store.Migrate(ctx) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			p, dsn := newProxy(t, pgtest.DSN(t))
+			store := migrated(t, openDirect(t, dsn, sqlstore.WithMaxConns(1)))
+			p.silence()
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			if err := call(ctx, store); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			p.speakToOthers()
+			// What gives the claim back may be connecting.
+			eventually(t, func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				row, err := store.Claim(ctx, newClaim())
+				if err == nil && !row.Won {
+					err = fmt.Errorf("lost a fresh key: %+v", row)
+				}
+				return err
+			})
+		})
+	}
 }
 
 func TestOpenPostgresRefuses(t *testing.T) {

@@ -38,7 +38,10 @@
 //
 // The pool must lead to the primary. A read replica lags behind the claims, and
 // a key would be claimed twice. For the same reason a claim that was committed
-// with synchronous_commit off may be forgotten in a crash: leave it on.
+// with synchronous_commit off may be forgotten in a crash: leave it on. Where the
+// host's name may lead to a replica for a while, as in a failover, write
+// target_session_attrs=read-write into the DSN: else connections to the replica
+// stay in the pool. [OpenPostgres] does so by itself.
 //
 // The database's default isolation may be any; conflicts are retried.
 //

@@ -4,20 +4,45 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
 
-// errUnsent says that a call failed before anything was asked of the server.
-var errUnsent = errors.New("nothing was sent")
+var (
+	// errUnsent says that a call failed before anything was asked of the server.
+	errUnsent = errors.New("nothing was sent")
+	// errUnanswered says that an earlier try of a call may have been received,
+	// whatever became of the last.
+	errUnanswered = errors.New("an earlier try was not answered")
+)
+
+// unwritten reports whether err says that nothing was written: that the server
+// refused, or was not asked. A pooler that has lost the server says so in class 08.
+func unwritten(err error) bool {
+	var refused interface{ SQLState() string }
+	var network *net.OpError
+	return !errors.Is(err, errUnanswered) &&
+		(errors.Is(err, errUnsent) || errors.As(err, &network) && network.Op == "dial" ||
+			errors.As(err, &refused) && !strings.HasPrefix(refused.SQLState(), "08"))
+}
+
+// afterwards returns how a call failed whose earlier try failed too, or nil.
+func afterwards(earlier, err error) error {
+	if err == nil || earlier == nil || unwritten(earlier) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errUnanswered, err)
+}
 
 // A group runs calls of one kind together. While few are under way each runs
 // alone, at once, on its caller's goroutine: the database lets their commits
 // share what they wait for. While more are under way, or some run together, others
-// queue, and what has queued when one ends runs together. There is no timer, and
-// nothing is held when nobody calls.
+// queue, and what has queued when one ends runs together. Nothing is held when
+// nobody calls.
 //
 // A call that is part of a run that failed runs again, alone: so calls must be
 // such that running twice is like running once.
@@ -34,8 +59,8 @@ type group[Q, R any] struct {
 	// limit is how many may run alone before others queue, and runs how many
 	// runs of several there are at most.
 	limit, runs int
-	// patience is how long after the last beginning those that come queue behind
-	// what is under way; 0: for ever.
+	// patience is how long calls queue while nothing begins: what is under way may
+	// never end, and then one run more begins. 0: for ever.
 	patience time.Duration
 
 	mu      sync.Mutex
@@ -62,43 +87,58 @@ type groupRun struct {
 
 func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	g.mu.Lock()
-	free := g.running == 0 && g.single < g.limit
-	if !free && (g.patience == 0 || time.Since(g.began) < g.patience) {
-		w := &waiter[Q, R]{call: q, done: make(chan struct{})}
-		g.queue = append(g.queue, w)
-		g.mu.Unlock()
-		return g.await(ctx, w)
-	}
-	if free {
+	if g.running == 0 && g.single < g.limit {
 		g.single++
 		g.began = time.Now()
-	}
-	g.mu.Unlock()
-	if free {
+		g.mu.Unlock()
 		defer g.next()
+		return g.alone(ctx, q)
 	}
-	return g.alone(ctx, q)
+	w := &waiter[Q, R]{call: q, done: make(chan struct{})}
+	g.queue = append(g.queue, w)
+	g.hurry()
+	g.mu.Unlock()
+	return g.await(ctx, w)
+}
+
+// hurry begins a run if something has queued and none has begun for too long. It
+// is called with g.mu held.
+func (g *group[Q, R]) hurry() {
+	if now := time.Now(); g.patience > 0 && len(g.queue) > 0 && now.Sub(g.began) >= g.patience {
+		g.running++
+		g.began = now
+		go g.drain()
+	}
 }
 
 // await waits for the run that w is part of.
 func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
-	select {
-	case <-w.done:
-		if w.err != nil {
-			result, err := g.alone(ctx, w.call)
-			if errors.Is(err, errUnsent) {
-				err = fmt.Errorf("%w (%v)", w.err, err) // the run was sent
+	var late <-chan time.Time
+	if g.patience > 0 {
+		ticker := time.NewTicker(g.patience)
+		defer ticker.Stop()
+		late = ticker.C
+	}
+	for {
+		select {
+		case <-w.done:
+			if w.err == nil {
+				return w.result, nil
 			}
-			return result, err
+			result, err := g.alone(ctx, w.call)
+			return result, afterwards(w.err, err)
+		case <-late:
+			g.mu.Lock()
+			g.hurry()
+			g.mu.Unlock()
+		case <-ctx.Done():
+			sent := g.leave(w)
+			var none R
+			if sent {
+				return none, ctx.Err()
+			}
+			return none, fmt.Errorf("%w: %w", errUnsent, ctx.Err())
 		}
-		return w.result, nil
-	case <-ctx.Done():
-		sent := g.leave(w)
-		var none R
-		if sent {
-			return none, ctx.Err()
-		}
-		return none, fmt.Errorf("%w: %w", errUnsent, ctx.Err())
 	}
 }
 

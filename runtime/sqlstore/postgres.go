@@ -83,9 +83,14 @@ func (postgres) migrate(ctx context.Context, s *Store) error {
 	if err != nil {
 		return err
 	}
+	conn, done, err := s.session(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	// In other isolation levels the statements after the lock would see what
 	// was there before it.
-	tx, err := s.db.BeginTxx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	tx, err := conn.BeginTxx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return err
 	}
@@ -137,7 +142,12 @@ func (p postgres) sweep(ctx context.Context, s *Store, max int, swept *atomic.In
 			return nil
 		}
 		err := s.persist(ctx, func() (bool, error) {
-			return true, s.db.GetContext(ctx, &step, fmt.Sprintf(`WITH swept AS (
+			conn, done, err := s.session(ctx)
+			if err != nil {
+				return false, err
+			}
+			defer done()
+			return true, conn.GetContext(ctx, &step, fmt.Sprintf(`WITH swept AS (
 DELETE FROM %[1]s WHERE expires_at <= now() AND ctid = ANY (ARRAY(
 SELECT ctid FROM %[1]s WHERE (SELECT pg_try_advisory_xact_lock(%[2]d))
 AND ctid >= '(%[3]d,0)' AND ctid < '(%[4]d,0)' AND expires_at <= now() LIMIT %[5]d)) RETURNING 1)

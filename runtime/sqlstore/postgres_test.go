@@ -3,13 +3,18 @@ package sqlstore_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/lib/pq"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
@@ -456,6 +461,67 @@ func resetConnection(t *testing.T, way way) {
 			return err
 		})
 	}
+}
+
+// TestPoolerThatLosesTheServer has a pooler say that it lost the server, which has
+// made the claim.
+func TestPoolerThatLosesTheServer(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	direct := newPostgres(t, open(t, "postgres", dsn))
+	connector, err := pq.NewConnector(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lossy := &lossyConnector{Connector: connector}
+	db := sql.OpenDB(lossy)
+	t.Cleanup(func() { db.Close() })
+	store, err := sqlstore.NewPostgres(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClaim()
+	lossy.lose.Store(true)
+	if row, err := store.Claim(t.Context(), c); err == nil {
+		t.Fatalf("a claim without an answer: %+v", row)
+	}
+	eventually(t, func() error {
+		row, err := direct.Claim(t.Context(), rival(c))
+		if err == nil && !row.Won {
+			err = fmt.Errorf("the claim that nobody runs holds the key: %+v", row)
+		}
+		return err
+	})
+}
+
+// A lossyConnector opens connections that answer one query with what PgBouncer
+// says of a server that it lost, as pgx passes it on.
+type lossyConnector struct {
+	driver.Connector
+	lose atomic.Bool
+}
+
+func (l *lossyConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := l.Connector.Connect(ctx)
+	return lossyConn{conn, l}, err
+}
+
+type lossyConn struct {
+	driver.Conn
+	of *lossyConnector
+}
+
+type lostServer struct{}
+
+func (lostServer) Error() string    { return "server conn crashed?" }
+func (lostServer) SQLState() string { return "08P01" }
+
+func (l lossyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	rows, err := l.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+	if err == nil && l.of.lose.CompareAndSwap(true, false) {
+		rows.Close()
+		return nil, lostServer{}
+	}
+	return rows, err
 }
 
 // TestServerWithoutConnectionsLeft has a pool without a bound ask for more

@@ -13,8 +13,6 @@ import (
 // A proxy stands between a pool and PostgreSQL. It counts the client's trips
 // and can fall silent, as a network does that drops packets.
 type proxy struct {
-	listener net.Listener
-	backend  string
 	// trips counts the client's messages that the server answers with "ready
 	// for query": Query and Sync.
 	trips atomic.Int64
@@ -26,9 +24,13 @@ type proxy struct {
 	// passes and whether the connection breaks at once afterwards.
 	onQuery atomic.Pointer[func(text string) (pass, cut bool)]
 
-	mu     sync.Mutex
-	resume chan struct{} // not nil: silent until closed
-	conns  []net.Conn
+	listener net.Listener
+
+	mu       sync.Mutex
+	backend  string
+	resume   chan struct{}   // not nil: silent until closed
+	silenced []chan struct{} // of the connections that stay silent
+	conns    []net.Conn
 }
 
 // newProxy returns a proxy to the server of dsn, and the DSN that leads
@@ -44,9 +46,9 @@ func newProxy(t *testing.T, dsn string) (*proxy, string) {
 		t.Fatal(err)
 	}
 	p := &proxy{listener: listener, backend: u.Host}
-	go p.serve()
+	go p.serve(listener)
 	t.Cleanup(func() {
-		listener.Close()
+		p.refuse()
 		p.speak()
 		p.cut()
 	})
@@ -54,13 +56,16 @@ func newProxy(t *testing.T, dsn string) (*proxy, string) {
 	return p, u.String()
 }
 
-func (p *proxy) serve() {
+func (p *proxy) serve(listener net.Listener) {
 	for {
-		client, err := p.listener.Accept()
+		client, err := listener.Accept()
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", p.backend)
+		p.mu.Lock()
+		backend := p.backend
+		p.mu.Unlock()
+		server, err := net.Dial("tcp", backend)
 		if err != nil {
 			client.Close()
 			continue
@@ -137,6 +142,38 @@ func (p *proxy) speak() {
 		close(p.resume)
 		p.resume = nil
 	}
+	for _, resume := range p.silenced {
+		close(resume)
+	}
+	p.silenced = nil
+}
+
+// speakToOthers ends the silence for connections that have not run into it.
+func (p *proxy) speakToOthers() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silenced = append(p.silenced, p.resume)
+	p.resume = nil
+}
+
+// leadTo leads the connections to come to another server.
+func (p *proxy) leadTo(addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.backend = addr
+}
+
+// refuse refuses connections until accept is called.
+func (p *proxy) refuse() { p.listener.Close() }
+
+func (p *proxy) accept(t *testing.T) {
+	t.Helper()
+	listener, err := net.Listen("tcp", p.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.listener = listener
+	go p.serve(listener)
 }
 
 // cut breaks every connection.

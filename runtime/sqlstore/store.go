@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -22,8 +21,14 @@ var (
 	_ idempotency.Sweeper = (*Store)(nil)
 )
 
-// disownTimeout bounds giving back a claim that was abandoned.
-const disownTimeout = 5 * time.Second
+// Giving back a claim that was abandoned is tried for disownTimeout, in which most
+// servers that stopped are back: disownTry each time, with a random pause of at
+// most disownPause in between.
+const (
+	disownTimeout = 30 * time.Second
+	disownTry     = 5 * time.Second
+	disownPause   = time.Second
+)
 
 // A Store is an [idempotency.Store] and an [idempotency.Sweeper] in one table
 // of an SQL database. It is safe for concurrent use, and any number of them, in
@@ -302,29 +307,41 @@ func (s *Store) writeHeld(ctx context.Context, what string, q query) error {
 
 // disown returns what is to be done with a claim that was abandoned or failed
 // when it turns out that it was made, or nobody knows: nobody will run it.
-// Where nobody knows, the server may still be making it: the queries that make
-// it, sent again, wait for that.
 func (s *Store) disown(c *idempotency.Claim, claim ...query) func(idempotency.Row, error) {
 	return func(row idempotency.Row, err error) {
-		var refused interface{ SQLState() string }
-		var network *net.OpError
-		if errors.As(err, &refused) || err == nil && !row.Won || errors.As(err, &network) && network.Op == "dial" ||
-			errors.Is(err, errUnsent) || s.dialect.conflict(err) {
-			return // the server said that it wrote nothing, or was not asked
+		if err == nil && !row.Won || unwritten(err) || s.dialect.conflict(err) {
+			return
+		}
+		if err == nil {
+			claim = nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), disownTimeout)
 		defer cancel()
-		for _, q := range claim {
-			if err == nil {
-				break
-			}
-			if _, found, failed := s.row(ctx, q); found || failed != nil {
-				break
+		// If this fails the key is held until the lease ends, as after a crash.
+		for s.giveBack(ctx, c, claim) != nil {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(rand.N(disownPause)):
 			}
 		}
-		// If this fails the key is held until the lease ends, as after a crash.
-		_, _ = s.exec(ctx, s.bind(s.sql.disown, c.Hash[:], c.ID[:]))
 	}
+}
+
+// giveBack gives back a claim that was made, or that the server may still be
+// making: the queries that make it, sent again, wait for that.
+func (s *Store) giveBack(ctx context.Context, c *idempotency.Claim, claim []query) error {
+	ctx, cancel := context.WithTimeout(ctx, disownTry)
+	defer cancel()
+	for _, q := range claim {
+		if _, found, err := s.row(ctx, q); err != nil {
+			return err
+		} else if found {
+			break
+		}
+	}
+	_, err := s.exec(ctx, s.bind(s.sql.disown, c.Hash[:], c.ID[:]))
+	return err
 }
 
 // keep returns a copy of a claim for what may still be under way when its caller
