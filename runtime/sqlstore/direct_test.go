@@ -276,6 +276,92 @@ func TestLostAnswerBeforeTheServerIsGone(t *testing.T) {
 	}
 }
 
+// TestClaimThatLeftItsRunIsGivenBack has a claim leave a statement that it shares
+// before that comes to it. What gives the claim back must not come first.
+func TestClaimThatLeftItsRunIsGivenBack(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	const conns = 4
+	store := migrated(t, openDirect(t, dsn, sqlstore.WithMaxConns(conns)))
+	direct := newPostgres(t, open(t, "postgres", dsn))
+	db := open(t, "postgres", dsn)
+	waiting := func(n int) {
+		t.Helper()
+		eventually(t, func() error {
+			var got int
+			err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").Scan(&got)
+			if err == nil && got != n {
+				err = fmt.Errorf("%d statements wait, not %d", got, n)
+			}
+			return err
+		})
+	}
+	held := func(c *idempotency.Claim) *sql.Tx {
+		t.Helper()
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(`INSERT INTO idempotency_keys (key_hash, claim_id, owner, fingerprint, lease_until, expires_at, operation, key)
+VALUES ($1, '\x00', '\x00', '\x00', now(), 'infinity', '', '')`, c.Hash[:]); err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	won := make(chan error, conns)
+	claim := func(ctx context.Context, c *idempotency.Claim) {
+		_, err := store.Claim(ctx, c)
+		won <- err
+	}
+	var singles []*sql.Tx
+	for range sqlstore.Singles(conns) {
+		c := newClaim()
+		singles = append(singles, held(c))
+		go claim(t.Context(), c)
+	}
+	waiting(len(singles))
+	stays, leaves := newClaim(), newClaim()
+	stays.Hash[0], leaves.Hash[0] = 0, 1 // the order in which one statement comes to them
+	lock := held(stays)
+	go claim(t.Context(), stays)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := store.Claim(ctx, leaves)
+		left <- err
+	}()
+	for _, tx := range singles {
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-won; err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting(1)
+	leave()
+	abandoned := <-left
+	if abandoned != nil && !errors.Is(abandoned, context.Canceled) {
+		t.Fatal(abandoned)
+	}
+	time.Sleep(700 * time.Millisecond) // in which a premature one would be over
+	if err := lock.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-won; err != nil {
+		t.Fatal(err)
+	}
+	if abandoned == nil {
+		return // the scheduler had each run alone
+	}
+	eventually(t, func() error {
+		row, err := direct.Claim(t.Context(), rival(leaves))
+		if err == nil && !row.Won {
+			err = fmt.Errorf("the claim that left holds the key: %+v", row)
+		}
+		return err
+	})
+}
+
 // TestQueueBehindWhatIsStuck queues behind claims that wait for others, which do
 // not end.
 func TestQueueBehindWhatIsStuck(t *testing.T) {

@@ -79,6 +79,15 @@ type waiter[Q, R any] struct {
 	err    error // of the run
 }
 
+// A leftError is the error of a call that left a run to the others. What the run
+// does to it is over when done is closed.
+type leftError struct {
+	error
+	done <-chan struct{}
+}
+
+func (e *leftError) Unwrap() error { return e.error }
+
 // A groupRun is a run of several calls.
 type groupRun struct {
 	callers int // who have not left; guarded by the group's lock
@@ -135,7 +144,7 @@ func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
 			sent := g.leave(w)
 			var none R
 			if sent {
-				return none, ctx.Err()
+				return none, &leftError{ctx.Err(), w.done}
 			}
 			return none, fmt.Errorf("%w: %w", errUnsent, ctx.Err())
 		}

@@ -315,6 +315,10 @@ func (s *Store) disown(c *idempotency.Claim, claim ...query) func(idempotency.Ro
 		if err == nil {
 			claim = nil
 		}
+		var left *leftError
+		if errors.As(err, &left) {
+			<-left.done
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), disownTimeout)
 		defer cancel()
 		// If this fails the key is held until the lease ends, as after a crash.
