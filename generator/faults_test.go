@@ -61,6 +61,24 @@ func TestFaultsOfTheBaseGenerator(t *testing.T) {
 			cured: operation(`"requestBody": {"content": {"text/yml": {"schema": {"type": "string"}}}}, ` + done), config: strict,
 		},
 		{
+			name: "a text body that is an object, strictly",
+			text: operation(`"requestBody": {"content": {"text/plain": {"schema": {"type": "object"}}}}, ` + done),
+			at:   "2:19", want: `POST /a does not compile (a text body is converted to CreateATextRequestBody, which is no string); generate without strict-server, or say "type: string"`,
+			config: plain,
+		},
+		{
+			name: "the same, cured otherwise",
+			text: operation(`"requestBody": {"content": {"text/plain": {"schema": {"type": "object"}}}}, ` + done),
+			at:   "2:19", want: `say "type: string" in the schema of that text body`,
+			cured: operation(`"requestBody": {"content": {"text/plain": {"schema": {"type": "string"}}}}, ` + done), config: strict,
+		},
+		{
+			name: "a text body that refers to an object, strictly",
+			text: component(`"application/json"`, `"text/plain"`),
+			at:   "2:19", want: "a text body is converted to CreateATextRequestBody, which is no string",
+			config: plain,
+		},
+		{
 			name: "two kinds of XML",
 			text: answer(`"application/xml": {"schema": {"type": "string"}}, "text/xml": {"schema": {"type": "string"}}`),
 			at:   "2:19", want: "POST /a does not compile (XML200 redeclared); a response has two media types of that kind: keep one",

@@ -42,6 +42,7 @@ var rules = []func(*linter){
 	(*linter).copiedKeys,
 	(*linter).retriesWithoutKey,
 	(*linter).contradictions,
+	(*linter).generatedKeys,
 	(*linter).otherHeader,
 	(*linter).keyWithoutPolicy,
 	(*linter).ignoredSchema,
@@ -223,6 +224,27 @@ func (l *linter) schemaContradictions(op linted, header keyHeader) {
 		default:
 			l.advise(pos, "%s: %v contradicts the schema of %s, which has %s: %s at %s; write the same in both, or leave it out here",
 				v.Field, v.Value, header.name, constraint, declared.Value, declared.Pos)
+		}
+	}
+}
+
+// generatedKeys: unless they are told otherwise, clients send UUIDs in the form
+// of RFC 9562, which has 36 characters.
+func (l *linter) generatedKeys() {
+	const length = 36
+	for _, op := range l.operations {
+		if !op.Annotated() || op.Natural || op.Client.Disabled {
+			continue
+		}
+		refused := func(field string, is int, write string) {
+			l.advise(op.Origins[field].Pos, "%s: %d refuses the UUIDs of %d characters that generated clients send; write %d or %s, or have every client generate other keys by idempotentclient.WithGenerator",
+				field, is, length, length, write)
+		}
+		if op.Server.KeyMaxLength < length {
+			refused("key.maxLength", op.Server.KeyMaxLength, "more")
+		}
+		if op.Server.KeyMinLength > length {
+			refused("key.minLength", op.Server.KeyMinLength, "less")
 		}
 	}
 }

@@ -41,6 +41,10 @@ var faultCures = []struct {
 		`generate without strict-server, or say "type: object" in the schema of that response`,
 	},
 	{
+		regexp.MustCompile(`^a text body is converted`),
+		`generate without strict-server, or say "type: string" in the schema of that text body`,
+	},
+	{
 		regexp.MustCompile(`^Body redeclared`),
 		`generate without strict-server, or keep one of its request body's media types that are not JSON`,
 	},

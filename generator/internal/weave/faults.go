@@ -44,11 +44,42 @@ func (f *File) Faults() []Fault {
 			add(e.Pos, message)
 		}
 	}}
-	check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, &info) // its error is the first of those
+	pkg, _ := check.Check(f.ast.Name.Name, f.fset, []*ast.File{f.ast}, &info) // its error is the first of those
+	for _, body := range f.notText(pkg) {
+		add(body.Pos(), "a text body is converted to "+body.Name+", which is no string")
+	}
 	for _, x := range f.hiding(&info) {
 		add(x.Pos(), x.Name+" hides the package "+x.Name)
 	}
 	return faults
+}
+
+// notText lists the types to which strict handlers convert the text of a body and
+// cannot. The checker does not tell: that text comes from a package.
+func (f *File) notText(pkg *types.Package) []*ast.Ident {
+	text := types.NewSlice(types.Typ[types.Byte])
+	var bodies []*ast.Ident
+	for fn := range f.functions {
+		if !isReceiver(fn, "strictHandler") {
+			continue
+		}
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok || len(call.Args) != 1 || !isIdent(call.Args[0], "data") {
+				return true
+			}
+			name, ok := call.Fun.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			body, ok := pkg.Scope().Lookup(name.Name).(*types.TypeName)
+			if ok && body.Type().Underlying() != types.Typ[types.Invalid] && !types.ConvertibleTo(text, body.Type()) {
+				bodies = append(bodies, name)
+			}
+			return true
+		})
+	}
+	return bodies
 }
 
 // assigned tells what is declared twice by the := at pos; empty if there is none,
