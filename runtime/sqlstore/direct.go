@@ -119,8 +119,8 @@ func WithMaxConns(n int) Option {
 }
 
 // WithoutGrouping lets each claim and each settlement be a statement and a commit
-// of its own also with [OpenPostgres] and [NewSQLite]. Grouping is slower in no measured case;
-// this is for comparing.
+// of its own also with [OpenPostgres] and [NewSQLite]. Where a commit costs
+// little and few requests come at a time that is faster; see docs/performance.md.
 func WithoutGrouping() Option {
 	return func(o *options) error {
 		o.alone = true
