@@ -81,29 +81,51 @@ type pgxShop struct {
 	t    *testing.T
 	dsn  string
 	mode pgx.QueryExecMode
-	look *sql.DB
-	runs atomic.Int64
+	// direct says that the stores have a pool of lib/pq of their own, and that
+	// the transactions alone are pgx's.
+	direct bool
+	look   *sql.DB
+	runs   atomic.Int64
 }
 
 func onPgx(t *testing.T, test func(t *testing.T, s *pgxShop)) {
 	t.Helper()
 	for name, mode := range pgxModes {
-		t.Run(name, func(t *testing.T) {
-			s := &pgxShop{t: t, dsn: pgtest.DSN(t), mode: mode}
-			s.look = openPgx(t, s.dsn, mode)
-			if _, err := s.look.Exec("CREATE TABLE orders (item text NOT NULL)"); err != nil {
-				t.Fatal(err)
-			}
-			test(t, s)
-		})
+		for _, direct := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s direct %v", name, direct), func(t *testing.T) {
+				s := &pgxShop{t: t, dsn: pgtest.DSN(t), mode: mode, direct: direct}
+				s.look = openPgx(t, s.dsn, mode)
+				if _, err := s.look.Exec("CREATE TABLE orders (item text NOT NULL)"); err != nil {
+					t.Fatal(err)
+				}
+				test(t, s)
+			})
+		}
 	}
+}
+
+func (s *pgxShop) store() *sqlstore.Store {
+	s.t.Helper()
+	db := openPgx(s.t, s.dsn, s.mode)
+	if !s.direct {
+		return newPgxStore(s.t, db)
+	}
+	store, err := sqlstore.OpenPostgres(s.dsn, sqlstore.WithTransactions(db))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { store.Close() })
+	if err := store.Migrate(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+	return store
 }
 
 // process starts one. Its handler inserts the body into orders, and then
 // answers as then does.
 func (s *pgxShop) process(then http.HandlerFunc) http.Handler {
 	s.t.Helper()
-	guard, err := idempotency.New(newPgxStore(s.t, openPgx(s.t, s.dsn, s.mode)))
+	guard, err := idempotency.New(s.store())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -546,8 +546,9 @@ func endedByText(err error) bool {
 	return hasState(err, "25P01", "3B001")
 }
 
-// manyInOneTrip reports whether the driver takes several statements at once.
-func (s *Store) manyInOneTrip() bool { return fmt.Sprintf("%T", s.db.Driver()) == "*pq.Driver" }
+// manyInOneTrip reports whether the driver of the transactions takes several
+// statements at once.
+func (s *Store) manyInOneTrip() bool { return fmt.Sprintf("%T", s.txDB.Driver()) == "*pq.Driver" }
 
 // execTx sends endSavepoint, if there is one, and then record.
 func execTx(ctx context.Context, tx *sqlx.Tx, endSavepoint string, record query) (int64, error) {
