@@ -72,6 +72,17 @@ func (r *resolver) checkPolicy(o *Operation) {
 	r.checkKept(o)
 }
 
+// checkInheritedNatural rejects an operation that is annotated, and that a level
+// above leaves unguarded all the same, which who reads its annotation cannot see.
+func (r *resolver) checkInheritedNatural(o *Operation, own *annotation) {
+	from := o.Origins["natural"]
+	ownProfile := from.rank == rankProfile && own != nil && own.profile != nil
+	if own == nil || !o.Natural || from.rank == rankOperation || ownProfile {
+		return
+	}
+	r.reject(own.pos, "%s: natural: true of the %s leaves this operation unguarded; write natural: true here too, or natural: false", r.cfg.Extension, from.Level)
+}
+
 // checkKept rejects what a declared header parameter makes impossible when it is
 // kept: oapi-codegen's own binder answers first.
 func (r *resolver) checkKept(o *Operation) {

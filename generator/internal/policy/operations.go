@@ -212,6 +212,7 @@ func (r *resolver) operation(ctx *pathContext, method string, at *document.Membe
 		o.HeaderParam = param
 	}
 	r.checkPolicy(&o)
+	r.checkInheritedNatural(&o, own)
 	return o
 }
 
