@@ -38,6 +38,11 @@ type Scan struct {
 	Id *string `json:"id,omitempty"`
 }
 
+// CardExpiredParams defines parameters for CardExpired.
+type CardExpiredParams struct {
+	XSignature *string `json:"X-Signature,omitempty"`
+}
+
 // AddCardJSONRequestBody defines body for AddCard for application/json ContentType.
 type AddCardJSONRequestBody = Card
 
@@ -645,13 +650,13 @@ func (p *WebhookInitiator) applyWebhookEditors(ctx context.Context, req *http.Re
 // WebhookInitiatorInterface is the interface specification for the webhook initiator.
 type WebhookInitiatorInterface interface {
 	// CardExpiredWithBody fires the cardExpired webhook with any body
-	CardExpiredWithBody(ctx context.Context, targetURL string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+	CardExpiredWithBody(ctx context.Context, targetURL string, params *CardExpiredParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	CardExpired(ctx context.Context, targetURL string, body CardExpiredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+	CardExpired(ctx context.Context, targetURL string, params *CardExpiredParams, body CardExpiredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
-func (p *WebhookInitiator) CardExpiredWithBody(ctx context.Context, targetURL string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewCardExpiredWebhookRequestWithBody(targetURL, contentType, body)
+func (p *WebhookInitiator) CardExpiredWithBody(ctx context.Context, targetURL string, params *CardExpiredParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCardExpiredWebhookRequestWithBody(targetURL, params, contentType, body)
 	if err != nil {
 		return nil, err
 	}
@@ -663,8 +668,8 @@ func (p *WebhookInitiator) CardExpiredWithBody(ctx context.Context, targetURL st
 	return call.Do(p.Client)
 }
 
-func (p *WebhookInitiator) CardExpired(ctx context.Context, targetURL string, body CardExpiredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewCardExpiredWebhookRequest(targetURL, body)
+func (p *WebhookInitiator) CardExpired(ctx context.Context, targetURL string, params *CardExpiredParams, body CardExpiredJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCardExpiredWebhookRequest(targetURL, params, body)
 	if err != nil {
 		return nil, err
 	}
@@ -677,18 +682,18 @@ func (p *WebhookInitiator) CardExpired(ctx context.Context, targetURL string, bo
 }
 
 // NewCardExpiredWebhookRequest builds a application/json POST request for the cardExpired webhook
-func NewCardExpiredWebhookRequest(targetURL string, body CardExpiredJSONRequestBody) (*http.Request, error) {
+func NewCardExpiredWebhookRequest(targetURL string, params *CardExpiredParams, body CardExpiredJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
 	buf, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
 	bodyReader = bytes.NewReader(buf)
-	return NewCardExpiredWebhookRequestWithBody(targetURL, "application/json", bodyReader)
+	return NewCardExpiredWebhookRequestWithBody(targetURL, params, "application/json", bodyReader)
 }
 
 // NewCardExpiredWebhookRequestWithBody builds a POST request for the cardExpired webhook with any body
-func NewCardExpiredWebhookRequestWithBody(targetURL string, contentType string, body io.Reader) (*http.Request, error) {
+func NewCardExpiredWebhookRequestWithBody(targetURL string, params *CardExpiredParams, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 	_ = err
 
@@ -704,6 +709,20 @@ func NewCardExpiredWebhookRequestWithBody(targetURL string, contentType string, 
 
 	req.Header.Add("Content-Type", contentType)
 
+	if params != nil {
+
+		if params.XSignature != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "X-Signature", *params.XSignature, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("X-Signature", headerParam0)
+		}
+
+	}
 	return req, nil
 }
 
@@ -918,7 +937,7 @@ func HandlerWithOptions(si ServerInterface, guard *idempotency.Guard, options St
 type WebhookReceiverInterface interface {
 
 	// HandleCardExpiredWebhook handles the POST webhook for cardExpired.
-	HandleCardExpiredWebhook(w http.ResponseWriter, r *http.Request)
+	HandleCardExpiredWebhook(w http.ResponseWriter, r *http.Request, params CardExpiredParams)
 }
 
 // WebhookReceiverMiddlewareFunc wraps an http.Handler with cross-
@@ -938,7 +957,31 @@ func CardExpiredWebhookHandler(si WebhookReceiverInterface, guard *idempotency.G
 		}
 	}
 	var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		si.HandleCardExpiredWebhook(w, r)
+		var err error
+		_ = err
+
+		// Parameter object where we will unmarshal all parameters from the request.
+		var params CardExpiredParams
+
+		// ------------- Optional header parameter "X-Signature" -------------
+		if valueList, found := r.Header[http.CanonicalHeaderKey("X-Signature")]; found {
+			var XSignature string
+			n := len(valueList)
+			if n != 1 {
+				errHandler(w, r, &TooManyValuesForParamError{ParamName: "X-Signature", Count: n})
+				return
+			}
+
+			err = runtime.BindStyledParameterWithOptions("simple", "X-Signature", valueList[0], &XSignature, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+			if err != nil {
+				errHandler(w, r, &InvalidParamFormatError{ParamName: "X-Signature", Err: err})
+				return
+			}
+			params.XSignature = &XSignature
+
+		}
+
+		si.HandleCardExpiredWebhook(w, r, params)
 	})
 	for _, mw := range middlewares {
 		h = mw(h)
@@ -1256,9 +1299,9 @@ func (s GuardedServer) AddScan(w http.ResponseWriter, r *http.Request) {
 }
 
 // HandleCardExpiredWebhook guards POST webhook cardExpired.
-func (s GuardedWebhookReceiver) HandleCardExpiredWebhook(w http.ResponseWriter, r *http.Request) {
+func (s GuardedWebhookReceiver) HandleCardExpiredWebhook(w http.ResponseWriter, r *http.Request, params CardExpiredParams) {
 	s.guard.Handle(&idempotencyPolicyHandleCardExpiredWebhook, w, r, func(w http.ResponseWriter, r *http.Request) {
-		s.WebhookReceiverInterface.HandleCardExpiredWebhook(w, r)
+		s.WebhookReceiverInterface.HandleCardExpiredWebhook(w, r, params)
 	})
 }
 
