@@ -627,7 +627,6 @@ func TestHistoriesOfSabotage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// What is wrong in one way often shows in others too.
 			var err error
 			for began := time.Now(); !errors.Is(err, test.finding); {
 				if time.Since(began) > 3*time.Minute {

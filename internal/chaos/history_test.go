@@ -176,11 +176,14 @@ func (h *history) checkEffects() error {
 	return nil
 }
 
-// check returns how the history breaks the promise.
+// check returns all ways in which the history breaks the promise, of each the
+// first: what is wrong in one way often shows in others too.
 func (h *history) check() error {
-	if err := h.checkEffects(); err != nil {
-		return err
-	}
+	return errors.Join(h.checkEffects(), h.checkOrder(), h.checkRuns())
+}
+
+// checkOrder returns the first key whose answers no order explains.
+func (h *history) checkOrder() error {
 	for i, op := range h.ops {
 		if op.Output.(output).kind == inFlight && h.holds(op) {
 			h.ops[i].Output = output{kind: heldHere}
@@ -196,6 +199,12 @@ func (h *history) check() error {
 			return fmt.Errorf("%w (%s):%s", errNoOrder, result, b.String())
 		}
 	}
+	return nil
+}
+
+// checkRuns returns what ran although it was not to, or was not as it was
+// answered.
+func (h *history) checkRuns() error {
 	ran := map[int]bool{}
 	for key, runs := range h.runs {
 		last, bound := h.bound[key]
