@@ -23,10 +23,11 @@ type bench struct {
 	run           *regexp.Regexp // which contests
 	time          time.Duration  // how long a side runs in each round
 	rounds        int
-	fewRows       int        // of the tables that are measured
-	manyRows      int        // of the one that they are compared with; 0: none is
-	documents     []document // to be generated
-	update        string     // the document to write the tables to; empty: none
+	disk          time.Duration // that each wait for it takes longer
+	fewRows       int           // of the tables that are measured
+	manyRows      int           // of the one that they are compared with; 0: none is
+	documents     []document    // to be generated
+	update        string        // the document to write the tables to; empty: none
 
 	cluster *cluster // nil until postgres is called
 	closers []func() error
@@ -194,7 +195,7 @@ func (b *bench) measure() (err error) {
 	if b.update == "" {
 		return nil
 	}
-	return update(b.update, machine, tables)
+	return b.writeTo(b.update, machine, tables)
 }
 
 // play runs all rounds, after a short one that is not counted.

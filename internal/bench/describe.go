@@ -23,9 +23,13 @@ func (b *bench) describe() (string, error) {
 		return "", err
 	}
 	version, _, _ = strings.Cut(version, " ")
+	var slower string
+	if b.disk > 0 {
+		slower = fmt.Sprintf(" + %s (commit_delay)", b.disk)
+	}
 	return fmt.Sprintf("goos: %s\ngoarch: %s\npkg: github.com/oapi-idempotent/oapi-idempotent/internal/bench\ncpu: %d × %s\n"+
-		"go: %s\npostgres: %s, fsync on, synchronous_commit on\nfsync: %.0f µs\nload: %s\nrounds: %d of %s\n",
-		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processorModel(), runtime.Version(), version, float64(sync.Nanoseconds())/1e3, load(), b.rounds, b.time), nil
+		"go: %s\npostgres: %s, fsync on, synchronous_commit on\nfsync: %.0f µs%s\nload: %s\nrounds: %d of %s\n",
+		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processorModel(), runtime.Version(), version, float64(sync.Nanoseconds())/1e3, slower, load(), b.rounds, b.time), nil
 }
 
 var modelName = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
@@ -50,14 +54,19 @@ func load() string {
 	return last
 }
 
-// The marks in a document between which the figures are.
+// The figures of a document are between a mark that names the disk and its end.
 const (
-	figuresBegin = "<!-- figures -->\n"
-	figuresEnd   = "<!-- end of figures -->"
+	figuresBegin       = "<!-- figures -->\n"
+	figuresBeginSlower = "<!-- figures, -disk %s -->\n"
+	figuresEnd         = "<!-- end of figures -->"
 )
 
-// update puts what was measured into a document.
-func update(path, machine, tables string) error {
+// writeTo puts what was measured into a document.
+func (b *bench) writeTo(path, machine, tables string) error {
+	figuresBegin := figuresBegin
+	if b.disk > 0 {
+		figuresBegin = fmt.Sprintf(figuresBeginSlower, b.disk)
+	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err

@@ -2,7 +2,7 @@
 // take turns, round by round, so that whatever else the machine does falls on
 // all of them, and what is printed are ratios.
 //
-//	go run . [-run regexp] [-time 2s] [-rounds 5] [-rows10m] [-update file]
+//	go run . [-run regexp] [-time 2s] [-rounds 5] [-disk 1ms] [-rows10m] [-update file]
 //
 // It starts a PostgreSQL of its own, which waits for the disk at every commit,
 // and needs PostgreSQL's server binaries and pgbench. On its standard output
@@ -33,12 +33,13 @@ func main() {
 	run := flag.String("run", ".", "measure only the contests whose name matches the `regexp`")
 	flag.DurationVar(&b.time, "time", 2*time.Second, "how long each side runs in each round")
 	flag.IntVar(&b.rounds, "rounds", 5, "how many rounds there are")
-	flag.StringVar(&b.update, "update", "", "write the figures to the `file`, between its marks, as well")
+	flag.DurationVar(&b.disk, "disk", 0, "have PostgreSQL wait so much longer for the disk, to see what a slower one would change: at most 100ms")
+	flag.StringVar(&b.update, "update", "", "write the figures to the `file`, between the marks for this disk, as well")
 	rows10m := flag.Bool("rows10m", false, "compare tables of 10 thousand and of 10 million rows, too; it says what disk it needs")
 	flag.Parse()
 	var err error
-	if b.run, err = regexp.Compile(*run); err != nil || flag.NArg() > 0 || b.rounds < 1 || b.time <= 0 {
-		fmt.Fprintln(os.Stderr, "bench: -run takes a regular expression, -time and -rounds are positive, and there are no arguments")
+	if b.run, err = regexp.Compile(*run); err != nil || flag.NArg() > 0 || b.rounds < 1 || b.time <= 0 || b.disk < 0 || b.disk > 100*time.Millisecond {
+		fmt.Fprintln(os.Stderr, "bench: -run takes a regular expression, -time and -rounds are positive, -disk is at most 100ms, and there are no arguments")
 		flag.Usage()
 		os.Exit(2)
 	}

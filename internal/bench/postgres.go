@@ -33,8 +33,10 @@ func (b *bench) postgres() (*cluster, error) {
 	if b.cluster != nil {
 		return b.cluster, nil
 	}
+	// PostgreSQL's own pause before it waits for the disk stands for a slower one.
 	server, err := pgtest.Open("fsync=on", "synchronous_commit=on", "full_page_writes=on",
-		"shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=1h")
+		"shared_buffers=1GB", "max_wal_size=16GB", "checkpoint_timeout=1h",
+		fmt.Sprintf("commit_delay=%d", b.disk.Microseconds()), "commit_siblings=0")
 	if err != nil {
 		return nil, err
 	}

@@ -462,14 +462,22 @@ func transaction(b *bench, name string) (*contest, error) {
 			return tx.Commit()
 		}
 	})}
-	transacted := side{"transaction", pooled(func(ctx context.Context, db *sql.DB) func(int) error {
-		g := newGuarded(must(sqlstore.NewPostgres(db)), idempotency.Transaction)
-		return func(int) error { return g.do(ctx, uuid(), requestBody, http.StatusCreated, order) }
-	})}
+	transacted := func(name string, opts ...sqlstore.Option) side {
+		return side{name, pooled(func(ctx context.Context, db *sql.DB) func(int) error {
+			// Transactions are all that is sent, and they go through the application's pool.
+			g := newGuarded(must(sqlstore.NewPostgres(db, opts...)), idempotency.Transaction)
+			return func(int) error { return g.do(ctx, uuid(), requestBody, http.StatusCreated, order) }
+		})}
+	}
+	prepared := transacted("prepared", sqlstore.WithPreparedStatements())
+	unprepared := transacted("unprepared")
 	return &contest{
-		name:    name,
-		sides:   []side{bare, transacted},
-		figures: []figure{speed(transacted.name, bare.name, atLeast(0.60))},
+		name:  name,
+		sides: []side{bare, prepared, unprepared},
+		figures: []figure{
+			speed(prepared.name, bare.name, atLeast(0.60)),
+			speed(unprepared.name, bare.name, target{}),
+		},
 	}, nil
 }
 

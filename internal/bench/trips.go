@@ -43,12 +43,9 @@ func trips(b *bench, name string) (*contest, error) {
 		return nil, err
 	}
 	b.onClose(db.Close)
-	pooled, err := sqlstore.NewPostgres(db)
-	if err != nil {
-		return nil, err
-	}
-	g, transacted := newGuarded(store, idempotency.AtLeastOnce), newGuarded(pooled, idempotency.Transaction)
-
+	g := newGuarded(store, idempotency.AtLeastOnce)
+	transacted := newGuarded(must(sqlstore.NewPostgres(db)), idempotency.Transaction)
+	prepared := newGuarded(must(sqlstore.NewPostgres(db, sqlstore.WithPreparedStatements())), idempotency.Transaction)
 	cached := newGuarded(store, idempotency.AtLeastOnce, idempotency.WithReplayCache(1<<20))
 
 	post := func(key, body string, status int) error {
@@ -102,6 +99,11 @@ func trips(b *bench, name string) (*contest, error) {
 		counting("transaction", nil, func(key string) error {
 			return transacted.do(b.ctx, key, requestBody, http.StatusCreated, order)
 		}),
+		counting("prepared", func(string) error {
+			return prepared.do(b.ctx, uuid(), requestBody, http.StatusCreated, order)
+		}, func(key string) error {
+			return prepared.do(b.ctx, key, requestBody, http.StatusCreated, order)
+		}),
 	}}
 	contest.figures = []figure{
 		measure("fresh", "trips/op", exactly(2)),
@@ -112,6 +114,8 @@ func trips(b *bench, name string) (*contest, error) {
 		measure("takeover", "trips/op", exactly(3)),
 		measure("transaction", "trips/op", exactly(5)),
 		measure("transaction", "commits/op", exactly(1)),
+		measure("prepared", "trips/op", exactly(5)),
+		measure("prepared", "commits/op", exactly(1)),
 	}
 	return contest, nil
 }

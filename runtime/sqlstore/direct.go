@@ -58,8 +58,8 @@ func OpenPostgres(dsn string, opts ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.prepared {
-		return nil, errors.New("sqlstore: OpenPostgres always prepares its statements; leave WithPreparedStatements out")
+	if o.prepared && o.txDB == nil {
+		return nil, errors.New("sqlstore: OpenPostgres always prepares its own statements; WithPreparedStatements is for the pool of WithTransactions")
 	}
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {

@@ -13,15 +13,17 @@ import (
 // slots is the writer's turn, which NewSQLite sets.
 func (sqlite) slots(int) int { return 0 }
 
+func (sqlite) way(*Store) way { return spelledOut }
+
 func (sqlite) isolation() sql.IsolationLevel { return sql.LevelDefault }
 
 // claimTx becomes the writer first: a transaction that became it later could
 // fail after the handler.
-func (d sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
+func (d sqlite) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim, way way) (row idempotency.Row, held bool, err error) {
 	if err := d.awaitTx(ctx, s, tx, c); err != nil {
 		return row, false, err
 	}
-	if row, _, err = rowTx(ctx, tx, s.bindTx(s.sql.read, c.Hash[:])); err != nil {
+	if row, _, err = rowTx(ctx, tx, s.bindTx(way, s.sql.read, c.Hash[:])); err != nil {
 		return row, false, err
 	}
 	_, err = tx.ExecContext(ctx, setSavepoint)

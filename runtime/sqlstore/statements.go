@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"strconv"
@@ -73,6 +74,12 @@ WHERE k.claim_id = ? AND (k.expires_at <= {now} OR k.claim_id = excluded.claim_i
 
 	held = ` WHERE key_hash = ? AND claim_id = ? AND state = 0`
 
+	// The advisory lock that stands for a key in this table, which may have one
+	// name with its schema and another without; of PostgreSQL only.
+	lockSQL  = `SELECT pg_try_advisory_xact_lock(` + keyLock + `)`
+	awaitSQL = `SELECT pg_advisory_xact_lock(` + keyLock + `)`
+	keyLock  = `('{table}'::regclass::oid::bigint << 32) # ?::bigint`
+
 	// Times are in seconds, and judged in Go: what the planner need not work out
 	// is half the cost of a statement that is not prepared.
 	rowColumns = `claim_id, owner, fingerprint, state, at_most_once, attempt,
@@ -87,6 +94,8 @@ type statements struct {
 	insertOrRead *statement
 	// claimMany and settleMany are insertOrRead and settle for many at once.
 	claimMany, settleMany *statement
+	// lock takes a key's lock, or says that another has it; await waits for it.
+	lock, await *statement
 }
 
 // settleHash is the place of the key's hash among the arguments of settle.
@@ -97,47 +106,77 @@ func newStatements(words ...string) statements {
 	// {row} holds further words, and so is replaced first.
 	expand := func(text string) *statement {
 		text = strings.ReplaceAll(text, "{row}", rowColumns)
-		return &statement{text: strings.NewReplacer(words...).Replace(text)}
+		return newStatement(strings.NewReplacer(words...).Replace(text))
 	}
 	return statements{
 		read: expand(readSQL), insert: expand(insertSQL), takeover: expand(takeoverSQL),
 		renew: expand(renewSQL), mark: expand(markSQL), settle: expand(settleSQL),
 		release: expand(releaseSQL), disown: expand(disownSQL), recordNew: expand(recordNewSQL), recordOver: expand(recordOverSQL),
 		claimMany: expand(claimManySQL), settleMany: expand(settleManySQL),
+		lock: expand(lockSQL), await: expand(awaitSQL),
 		insertOrRead: expand("WITH ins AS (" + insertSQL + " RETURNING {row}) SELECT * FROM ins UNION ALL " + readSQL + " LIMIT 1"),
 	}
+}
+
+// prepareTx is SQL that prepares what a transaction sends.
+func (s *statements) prepareTx() string {
+	var prepare []string
+	for _, st := range []*statement{s.lock, s.read, s.recordNew, s.recordOver} {
+		prepare = append(prepare, st.prepare)
+	}
+	return strings.Join(prepare, "; ")
 }
 
 // A statement is SQL with a ? for each argument.
 type statement struct {
 	text     string
 	prepared atomic.Pointer[sqlx.Stmt] // nil until first used, or never
+	// prepare and execute are the same in two steps, as SQL. The name that a
+	// session has it under is its text's own: nobody else's statement is run.
+	prepare, execute string
+}
+
+func newStatement(text string) *statement {
+	sum := sha256.Sum256([]byte(text))
+	name := fmt.Sprintf("oapi_idempotent_%x", sum[:8])
+	args := strings.TrimSuffix(strings.Repeat("?,", strings.Count(text, "?")), ",")
+	return &statement{
+		text:    text,
+		prepare: "PREPARE " + name + " AS " + sqlx.Rebind(sqlx.DOLLAR, text),
+		execute: "EXECUTE " + name + "(" + args + ")",
+	}
 }
 
 // literal returns the statement with its arguments written into it: bytes as
 // hexadecimal, the others as PostgreSQL's literals, so that nothing a client
 // sent can be read as SQL.
-func (s *statement) literal(args []any) string {
-	size := len(s.text)
+func (s *statement) literal(args []any) string { return literals(s.text, args) }
+
+func literals(template string, args []any) string {
+	size := len(template)
 	for _, arg := range args {
-		size += len("decode('','hex')")
+		size += len("-9223372036854775808")
 		if b, ok := arg.([]byte); ok {
 			size += hex.EncodedLen(len(b))
 		}
 	}
 	text := make([]byte, 0, size)
-	rest := s.text
+	rest := template
 	for _, arg := range args {
 		var before string
 		before, rest, _ = strings.Cut(rest, "?")
 		text = append(text, before...)
 		switch arg := arg.(type) {
 		case []byte:
-			text = append(text, "decode('"...)
+			// As an escape string it does not depend on standard_conforming_strings.
+			text = append(text, `E'\\x`...)
 			text = hex.AppendEncode(text, arg)
-			text = append(text, "','hex')"...)
+			text = append(text, '\'')
 		case int64:
+			// In parentheses, as a minus after an operator would belong to it.
+			text = append(text, '(')
 			text = strconv.AppendInt(text, arg, 10)
+			text = append(text, ')')
 		case bool:
 			text = strconv.AppendBool(text, arg)
 		default:

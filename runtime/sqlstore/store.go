@@ -63,9 +63,11 @@ type dialect interface {
 	// slots returns how many transactions a pool has room for; 0: no bound.
 	slots(pool int) int
 	isolation() sql.IsolationLevel
+	// way is how a transaction's statements are sent first.
+	way(*Store) way
 	// claimTx takes the key in a transaction and reads its row, then sets the
 	// savepoint; held says that another transaction has the key.
-	claimTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim) (row idempotency.Row, held bool, err error)
+	claimTx(context.Context, *Store, *sqlx.Tx, *idempotency.Claim, way) (row idempotency.Row, held bool, err error)
 	// recordTx ends the savepoint, with what the handler wrote or without, and
 	// then writes the record. It fails with sql.ErrTxDone if the handler ended
 	// the transaction by itself.
@@ -103,13 +105,14 @@ func WithTable(name string) Option {
 	}
 }
 
-// WithPreparedStatements prepares each statement once per connection and sends
-// arguments apart. That is faster, and wrong behind a pooler that changes the
-// server connection between transactions, such as PgBouncer in transaction
-// mode: use it only where the pool connects to the database directly. A plan that
-// was made while the table was small stays until autovacuum has analysed it anew;
-// [OpenPostgres], in whose own sessions that cannot happen, is better. With SQLite
-// it always is so.
+// WithPreparedStatements prepares each statement once per connection. That is
+// faster, and wrong behind a pooler that changes the server connection between
+// transactions, such as PgBouncer in transaction mode: use it only where the pool
+// connects to the database directly. A plan that was made while the table was small
+// stays until autovacuum has analysed it anew; [OpenPostgres], in whose own sessions
+// that cannot happen, is better. With it the option speaks of the pool of
+// [WithTransactions]. Transactions prepare nothing with drivers other than
+// github.com/lib/pq. With SQLite it always is so.
 func WithPreparedStatements() Option {
 	return func(o *options) error {
 		o.prepared = true

@@ -221,6 +221,7 @@ type transaction struct {
 	claim *idempotency.Claim
 	ctx   context.Context // the handler's
 	tx    *sqlx.Tx
+	way   way
 	held  *heldTx
 	// end ends the transaction's own context: database/sql then rolls back what
 	// is open, as soon as the connection lets it.
@@ -248,13 +249,14 @@ func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 	s, c := t.store, t.claim
 	type begun struct {
 		tx   *sqlx.Tx
+		way  way
 		end  context.CancelFunc
 		row  idempotency.Row
 		held bool
 	}
 	ctx, cancel := s.step(t.ctx, c)
 	defer cancel()
-	b, err := within(ctx, "begin", func() (b begun, err error) {
+	try := func(way way) (b begun, err error) {
 		// The transaction outlives this step, whose end ends only the wait for
 		// a connection; and the handler, whose end is not to look like a
 		// rollback of its own.
@@ -272,12 +274,21 @@ func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 		if !detach() {
 			return b, ctx.Err()
 		}
-		row, held, err := s.dialect.claimTx(ctx, s, tx, c)
+		row, held, err := s.dialect.claimTx(ctx, s, tx, c, way)
 		if err != nil {
 			_ = tx.Rollback()
 			return b, err
 		}
-		return begun{tx, end, row, held}, nil
+		return begun{tx, way, end, row, held}, nil
+	}
+	b, err := within(ctx, "begin", func() (b begun, err error) {
+		for way, more := s.dialect.way(s), true; more; {
+			if b, err = try(way); err == nil {
+				break
+			}
+			way, more = way.after(err)
+		}
+		return b, err
 	}, func(b begun, err error) {
 		if err == nil {
 			b.end()
@@ -286,7 +297,7 @@ func (t *transaction) begin() (row idempotency.Row, held bool, err error) {
 	if err != nil {
 		return idempotency.Row{}, false, err
 	}
-	t.tx, t.end = b.tx, b.end
+	t.tx, t.way, t.end = b.tx, b.way, b.end
 	return b.row, b.held, nil
 }
 
@@ -348,22 +359,22 @@ func (t *transaction) attempt(seen *idempotency.Row) int {
 
 // record binds the statement that writes the outcome in place of seen, the row
 // that was read, or of none.
-func (t *transaction) record(seen *idempotency.Row, o idempotency.Outcome) query {
+func (t *transaction) record(way way, seen *idempotency.Row, o idempotency.Outcome) query {
 	c := t.claim
 	args := []any{
 		c.Hash[:], c.ID[:], c.Owner[:], c.Fingerprint, int64(o.State), int64(t.attempt(seen)), o.State == idempotency.Unknown, micros(c.TTL),
 		[]byte(c.Operation), []byte(c.Key), int64(o.Status), o.Header, o.Body,
 	}
 	if seen.IsZero() {
-		return t.store.bindTx(t.store.sql.recordNew, args...)
+		return t.store.bindTx(way, t.store.sql.recordNew, args...)
 	}
-	return t.store.bindTx(t.store.sql.recordOver, append(args, seen.ID[:])...)
+	return t.store.bindTx(way, t.store.sql.recordOver, append(args, seen.ID[:])...)
 }
 
 // finish records the outcome and commits.
 func (t *transaction) finish(seen *idempotency.Row, o idempotency.Outcome, keep bool) (idempotency.Row, error) {
 	s, c, tx := t.store, t.claim, t.tx
-	write := t.record(seen, o)
+	write := t.record(t.way, seen, o)
 	ctx, cancel := s.step(t.ctx, c)
 	defer cancel()
 	written, err := within(ctx, "record", func() (n int64, err error) {
@@ -411,7 +422,7 @@ func (t *transaction) resolve(lost error, o idempotency.Outcome) (idempotency.Ro
 	s := t.store
 	ctx, cancel := s.step(t.ctx, t.claim)
 	defer cancel()
-	read := s.bindTx(s.sql.read, t.claim.Hash[:])
+	read := s.bindTx(spelledOut, s.sql.read, t.claim.Hash[:])
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
 		row, err := within(ctx, "resolve", func() (row idempotency.Row, err error) {
 			tx, err := s.txDB.BeginTxx(ctx, &sql.TxOptions{Isolation: s.dialect.isolation()})
@@ -446,7 +457,7 @@ func (t *transaction) ended(seen *idempotency.Row) error {
 	s := t.store
 	ctx, cancel := s.step(t.ctx, t.claim)
 	defer cancel()
-	write := t.record(seen, idempotency.Outcome{State: idempotency.Unknown})
+	write := t.record(spelledOut, seen, idempotency.Outcome{State: idempotency.Unknown})
 	_, err := within(ctx, "record", func() (struct{}, error) {
 		return struct{}{}, s.persist(ctx, func() (bool, error) {
 			_, err := s.txDB.ExecContext(ctx, write.text, write.args...) // nothing is written if another has the key by now
@@ -456,12 +467,37 @@ func (t *transaction) ended(seen *idempotency.Row) error {
 	return errors.Join(idempotency.ErrTxEnded, err)
 }
 
-// bindTx binds a statement for a transaction, where none is prepared.
-func (s *Store) bindTx(st *statement, args ...any) query {
-	if s.dialect.literals() {
+// A way is how a transaction's statements are sent.
+type way int
+
+const (
+	spelledOut way = iota // whole, with their arguments
+	// asPrepared names statements that the session has prepared. Sent as SQL they
+	// share a trip like others; a driver's own would each be a trip.
+	asPrepared
+	preparing // prepares them first, in a session that has not
+)
+
+// after returns how to go on when a transaction could not begin in this way, if
+// that is why it could not: a pool does not tell which of its sessions one gets.
+func (w way) after(err error) (way, bool) {
+	switch {
+	case w == asPrepared && hasState(err, "26000"): // invalid_sql_statement_name
+		return preparing, true
+	case w != spelledOut && hasState(err, "42P05", "0A000"): // duplicate_prepared_statement, or the table was changed since
+		return spelledOut, true
+	}
+	return w, false
+}
+
+func (s *Store) bindTx(way way, st *statement, args ...any) query {
+	switch {
+	case !s.dialect.literals():
+		return query{text: st.text, args: args}
+	case way == spelledOut:
 		return query{text: st.literal(args)}
 	}
-	return query{text: st.text, args: args}
+	return query{text: literals(st.execute, args)}
 }
 
 // rowTx sends a query that returns one row or none.
@@ -469,13 +505,17 @@ func rowTx(ctx context.Context, tx *sqlx.Tx, q query) (idempotency.Row, bool, er
 	return oneRow(func(r *record) error { return tx.GetContext(ctx, r, q.text, q.args...) })
 }
 
-// lockOf returns, as SQL, the advisory lock that stands for a key in this table,
-// which may have one name with its schema and another without.
-func (t table) lockOf(hash [32]byte) string {
-	return fmt.Sprintf("('%s'::regclass::oid::bigint << 32) # (%d)", t, int64(binary.BigEndian.Uint64(hash[:])))
+// What follows is PostgreSQL's; SQLite's is in sqlite_tx.go.
+
+func (postgres) way(s *Store) way {
+	if s.prepared && s.manyInOneTrip() {
+		return asPrepared
+	}
+	return spelledOut
 }
 
-// What follows is PostgreSQL's; SQLite's is in sqlite_tx.go.
+// lockOf is what tells a key's advisory lock from others of the table.
+func lockOf(c *idempotency.Claim) int64 { return int64(binary.BigEndian.Uint64(c.Hash[:])) }
 
 func (postgres) slots(pool int) int { return pool / 2 }
 
@@ -487,12 +527,17 @@ func (postgres) isolation() sql.IsolationLevel { return sql.LevelReadCommitted }
 // what the lock's last holder committed, reads the row. lib/pq sends all in one
 // trip. It would start a goroutine to watch a context that can end: the
 // transaction's own has one.
-func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim) (row idempotency.Row, held bool, err error) {
-	lock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s)", s.table.lockOf(c.Hash))
-	read := s.bindTx(s.sql.read, c.Hash[:])
+func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempotency.Claim, way way) (row idempotency.Row, held bool, err error) {
+	if way == preparing {
+		if _, err := tx.ExecContext(context.WithoutCancel(ctx), s.sql.prepareTx()); err != nil {
+			return row, false, err
+		}
+	}
+	lock := s.bindTx(way, s.sql.lock, lockOf(c))
+	read := s.bindTx(way, s.sql.read, c.Hash[:])
 	var locked bool
 	if !s.manyInOneTrip() {
-		if err := tx.GetContext(ctx, &locked, lock); err != nil {
+		if err := tx.GetContext(ctx, &locked, lock.text); err != nil {
 			return row, false, err
 		}
 		if row, _, err = rowTx(ctx, tx, read); err != nil || !locked {
@@ -501,7 +546,7 @@ func (postgres) claimTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 		_, err = tx.ExecContext(ctx, setSavepoint)
 		return row, false, err
 	}
-	rows, err := tx.QueryxContext(context.WithoutCancel(ctx), strings.Join([]string{lock, read.text, setSavepoint}, "; "))
+	rows, err := tx.QueryxContext(context.WithoutCancel(ctx), strings.Join([]string{lock.text, read.text, setSavepoint}, "; "))
 	if err != nil {
 		return row, false, err
 	}
@@ -571,6 +616,6 @@ func (postgres) awaitTx(ctx context.Context, s *Store, tx *sqlx.Tx, c *idempoten
 			return err
 		}
 	}
-	_, err := tx.ExecContext(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%s)", s.table.lockOf(c.Hash)))
+	_, err := tx.ExecContext(ctx, s.bindTx(spelledOut, s.sql.await, lockOf(c)).text)
 	return err
 }

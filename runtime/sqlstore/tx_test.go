@@ -35,6 +35,13 @@ func txPostgres(t *testing.T) txBackend {
 	return newTxBackend(t, txBackend{"postgres", pgtest.DSN(t), sqlstore.NewPostgres})
 }
 
+// txPrepared is a PostgreSQL whose sessions keep what is prepared in them.
+func txPrepared(t *testing.T) txBackend {
+	return newTxBackend(t, txBackend{"postgres", pgtest.DSN(t), func(db *sql.DB, opts ...sqlstore.Option) (*sqlstore.Store, error) {
+		return sqlstore.NewPostgres(db, append(opts, sqlstore.WithPreparedStatements())...)
+	}})
+}
+
 func txSQLite(t *testing.T) txBackend {
 	return newTxBackend(t, txBackend{"sqlite", sqlstore.SQLiteDSN(filepath.Join(t.TempDir(), "orders.db")), sqlstore.NewSQLite})
 }
@@ -56,6 +63,7 @@ func newTxBackend(t *testing.T, b txBackend) txBackend {
 func onEachDatabase(t *testing.T, test func(t *testing.T, b txBackend)) {
 	t.Helper()
 	t.Run("PostgreSQL", func(t *testing.T) { test(t, txPostgres(t)) })
+	t.Run("PostgreSQL, prepared", func(t *testing.T) { test(t, txPrepared(t)) })
 	t.Run("SQLite", func(t *testing.T) { test(t, txSQLite(t)) })
 }
 
@@ -687,6 +695,49 @@ func TestTxRefusedAtRegistration(t *testing.T) {
 			policy.Guarantee = idempotency.Transaction
 			idempotency.Register[*http.Request](guard, &policy)
 			t.Error("it was registered")
+		})
+	}
+}
+
+// What a session has prepared may be gone, be there in part, or be of a table
+// that was changed since.
+func TestTxPreparedSessions(t *testing.T) {
+	for name, test := range map[string]struct {
+		meanwhile string
+		status    int // of the request in which it happens
+	}{
+		"nothing":    {"SELECT 1", http.StatusCreated},
+		"all gone":   {"DEALLOCATE ALL", http.StatusServiceUnavailable},
+		"one gone":   {`DO $$ BEGIN EXECUTE 'DEALLOCATE ' || (SELECT name FROM pg_prepared_statements WHERE parameter_types = '{bigint}'); END $$`, http.StatusCreated},
+		"other type": {"ALTER TABLE idempotency_keys ALTER COLUMN attempt TYPE bigint", http.StatusCreated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := txPrepared(t)
+			happens := test.meanwhile
+			f := b.serve(t, txSetup{pool: 2}, ordering(func(w http.ResponseWriter, r *http.Request, tx *sqlx.Tx) {
+				var prepared int
+				if err := tx.GetContext(r.Context(), &prepared, "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'oapi\\_idempotent\\_%'"); err != nil || prepared == 0 {
+					t.Errorf("%d statements are prepared: %v", prepared, err)
+				}
+				if _, err := tx.ExecContext(r.Context(), happens); err != nil {
+					t.Error(err)
+				}
+				w.Header().Set("X-Order", "yes")
+				w.WriteHeader(http.StatusCreated)
+			}))
+			got := f.post("first", "tea")
+			if got.err != nil || got.status != test.status {
+				t.Fatalf("got %+v, want %d", got, test.status)
+			}
+			if happens = "SELECT 1"; test.status != http.StatusCreated {
+				f.holds()
+			} else {
+				f.post("first", "tea").replays(t, http.StatusCreated, "")
+			}
+			for _, item := range []string{"coffee", "milk"} {
+				f.post(item, item).is(t, http.StatusCreated, "")
+				f.post(item, item).replays(t, http.StatusCreated, "")
+			}
 		})
 	}
 }
