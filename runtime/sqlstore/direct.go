@@ -33,8 +33,6 @@ const (
 	// how long those wait who come later.
 	maxTogether      = 128
 	maxTogetherBytes = 1 << 20
-	// runsTogether is how many statements of a kind for several calls run at once.
-	runsTogether = 2
 	// patience ends the queueing behind a connection that may have died.
 	patience = 250 * time.Millisecond
 	// maxAside is the size, in bytes, from which a call does not run together
@@ -227,7 +225,6 @@ func (d *direct) group(many *statement, hash, singles int) *group[query, answer]
 	return &group[query, answer]{
 		alone:    d.alone,
 		limit:    singles,
-		runs:     runsTogether,
 		patience: patience,
 		joins: func() func(query) bool {
 			keys, fits := map[[32]byte]bool{}, bounded()

@@ -38,11 +38,11 @@ func afterwards(earlier, err error) error {
 	return fmt.Errorf("%w: %w", errUnanswered, err)
 }
 
-// A group runs calls of one kind together. While few are under way each runs
-// alone, at once, on its caller's goroutine: the database lets their commits
-// share what they wait for. While more are under way, or some run together, others
-// queue, and what has queued when one ends runs together. Nothing is held when
-// nobody calls.
+// A group runs calls of one kind together. While few come each runs alone, at
+// once, on its caller's goroutine: the database lets their commits share what they
+// wait for. While more are under way, or some run together, others queue, and what
+// has queued when one ends runs together. Where many came of late a call waits, for
+// no time, for those that are about to. Nothing is held when nobody calls.
 //
 // A call that is part of a run that failed runs again, alone: so calls must be
 // such that running twice is like running once.
@@ -56,16 +56,16 @@ type group[Q, R any] struct {
 	// joins begins a run: it returns what reports of one call after another
 	// whether it is part of it. The first is.
 	joins func() func(Q) bool
-	// limit is how many may run alone before others queue, and runs how many
-	// runs of several there are at most.
-	limit, runs int
+	// limit is how many may run alone before others queue.
+	limit int
 	// patience is how long calls queue while nothing begins: what is under way may
 	// never end, and then one run more begins. 0: for ever.
 	patience time.Duration
 
 	mu      sync.Mutex
 	single  int       // how many run alone
-	running int       // how many runs of several there are
+	running int       // how many runs of several there are: one, unless it is late
+	crowd   float64   // how many run together of late, a moving average
 	began   time.Time // of what began last
 	queue   []*waiter[Q, R]
 }
@@ -96,7 +96,7 @@ type groupRun struct {
 
 func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	g.mu.Lock()
-	if g.running == 0 && g.single < g.limit {
+	if g.running == 0 && g.single < g.limit && g.crowd < float64(g.limit+1) {
 		g.single++
 		g.began = time.Now()
 		g.mu.Unlock()
@@ -105,6 +105,9 @@ func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 	}
 	w := &waiter[Q, R]{call: q, done: make(chan struct{})}
 	g.queue = append(g.queue, w)
+	if g.running == 0 && g.single == 0 {
+		g.begin()
+	}
 	g.hurry()
 	g.mu.Unlock()
 	return g.await(ctx, w)
@@ -114,11 +117,19 @@ func (g *group[Q, R]) do(ctx context.Context, q Q) (R, error) {
 // is called with g.mu held.
 func (g *group[Q, R]) hurry() {
 	if now := time.Now(); g.patience > 0 && len(g.queue) > 0 && now.Sub(g.began) >= g.patience {
-		g.running++
 		g.began = now
-		go g.drain()
+		g.begin()
 	}
 }
+
+// begin has what has queued run. It is called with g.mu held.
+func (g *group[Q, R]) begin() {
+	g.running++
+	go g.drain()
+}
+
+// ran notes how many ran together. It is called with g.mu held.
+func (g *group[Q, R]) ran(n int) { g.crowd += (float64(n) - g.crowd) / 4 }
 
 // await waits for the run that w is part of.
 func (g *group[Q, R]) await(ctx context.Context, w *waiter[Q, R]) (R, error) {
@@ -176,15 +187,19 @@ func (g *group[Q, R]) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.single--
-	if len(g.queue) > 0 && g.running < g.runs {
-		g.running++
-		go g.drain()
+	if len(g.queue) == 0 {
+		g.ran(1)
+	} else if g.running == 0 {
+		g.begin()
 	}
 }
 
 // drain runs what has queued until nothing is left.
 func (g *group[Q, R]) drain() {
 	for {
+		// Who is about to call comes along, and who has just been answered joins
+		// the next run, not each second.
+		runtime.Gosched()
 		ctx, end := context.WithCancel(context.Background())
 		waiters, run := g.take(end)
 		if len(waiters) == 0 {
@@ -198,10 +213,6 @@ func (g *group[Q, R]) drain() {
 				w.result = results[i]
 			}
 			close(w.done)
-		}
-		if g.limit == 1 {
-			// Who comes back at once would otherwise miss every second run.
-			runtime.Gosched()
 		}
 	}
 }
@@ -227,6 +238,7 @@ func (g *group[Q, R]) take(end context.CancelFunc) ([]*waiter[Q, R], func(contex
 		return nil, nil
 	}
 	g.began = time.Now()
+	g.ran(len(taken))
 	run := &groupRun{callers: len(taken), end: end}
 	for _, w := range taken {
 		w.run = run

@@ -30,7 +30,6 @@ func newSQLiteWriter(s *Store, grouped bool) *sqliteWriter {
 			alone:    w.alone,
 			joins:    bounded,
 			limit:    1,
-			runs:     1,
 			together: w.together,
 		}
 	}
