@@ -15,21 +15,24 @@ type Sweeper struct {
 	Interval time.Duration
 	// Batch is how many rows one call deletes at most.
 	Batch int
+	// Timeout bounds one call, which a connection that has gone silent would
+	// otherwise hold for as long as the operating system waits.
+	Timeout time.Duration
 	// Observe, if set, is called after each call with the number of rows that
 	// it deleted and its error. A failed sweep is tried again after Interval.
 	Observe func(ctx context.Context, swept int, err error)
 }
 
-// NewSweeper returns a sweeper of store with an Interval of one minute and a
-// Batch of 10,000 rows.
+// NewSweeper returns a sweeper of store with an Interval of one minute, a Batch of
+// 10,000 rows and a Timeout of ten minutes.
 func NewSweeper(store idempotency.Sweeper) *Sweeper {
-	return &Sweeper{store: store, Interval: time.Minute, Batch: 10_000}
+	return &Sweeper{store: store, Interval: time.Minute, Batch: 10_000, Timeout: 10 * time.Minute}
 }
 
 // Run sweeps until ctx ends, and returns its error.
 func (s *Sweeper) Run(ctx context.Context) error {
 	for {
-		swept, err := s.store.Sweep(ctx, s.Batch)
+		swept, err := s.sweep(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -45,4 +48,10 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		case <-time.After(s.Interval):
 		}
 	}
+}
+
+func (s *Sweeper) sweep(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	return s.store.Sweep(ctx, s.Batch)
 }

@@ -21,6 +21,36 @@ func (s *sweeps) Sweep(_ context.Context, max int) (int, error) {
 	return n, nil
 }
 
+// silent never answers the first call.
+type silent struct{ calls int }
+
+func (s *silent) Sweep(ctx context.Context, _ int) (int, error) {
+	if s.calls++; s.calls == 1 {
+		<-ctx.Done()
+	}
+	return 0, ctx.Err()
+}
+
+func TestSweeperLeavesASilentStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		s := sqlstore.NewSweeper(&silent{})
+		var errs []error
+		s.Observe = func(_ context.Context, _ int, err error) {
+			if errs = append(errs, err); len(errs) == 2 {
+				cancel()
+			}
+		}
+		if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != s.Timeout+s.Interval || !errors.Is(errs[0], context.DeadlineExceeded) || errs[1] != nil {
+			t.Errorf("after %v: %v", took, errs)
+		}
+	})
+}
+
 func TestSweeperGoesOnWhileBatchesAreFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
