@@ -12,7 +12,6 @@ import (
 	"github.com/oapi-codegen/oapi-codegen/v2/pkg/codegen"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
-	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
 )
 
 // Config says what to read and what to generate. Its YAML form is
@@ -163,5 +162,5 @@ func oneOf(field, got string, values ...string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("idempotency: %s is %q; write one of %q%s", field, got, values, policy.DidYouMean(got, values))
+	return fmt.Errorf("idempotency: %s is %q; write one of %q%s", field, got, values, document.DidYouMean(got, values))
 }

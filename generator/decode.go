@@ -12,7 +12,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/document"
-	"github.com/oapi-idempotent/oapi-idempotent/generator/internal/policy"
 )
 
 // DecodeConfig reads a config file, YAML or JSON, into the struct that into points
@@ -115,7 +114,7 @@ func instead(name string, fields map[string]reflect.Type) string {
 		names = append(names, field)
 	}
 	slices.Sort(names)
-	if meant := policy.DidYouMean(name, names); meant != "" {
+	if meant := document.DidYouMean(name, names); meant != "" {
 		return meant
 	}
 	for _, field := range names {

@@ -101,10 +101,17 @@ func read(cfg Config) (*input, error) {
 	if overlay := cfg.OutputOptions.Overlay; overlay.Path != "" {
 		_, before := policy.Resolve(doc, rules)
 		merged, lost, err := loader.Overlay(cfg.Spec, doc, overlay.Path, overlay.Strict == nil || *overlay.Strict)
+		var findings document.Findings
+		if errors.As(err, &findings) && merged != nil {
+			// What those of its actions do that can be applied is looked at as well.
+			var more document.Findings
+			_, err = policy.Resolve(merged, rules)
+			errors.As(err, &more)
+			return nil, append(findings, more...)
+		}
 		if err != nil {
 			return nil, err
 		}
-		var findings document.Findings
 		errors.As(before, &findings)
 		// What is wrong with the document alone, its overlay may mend; what
 		// oapi-codegen drops before it applies the overlay, nobody would miss.

@@ -202,12 +202,12 @@ func TestSyntaxErrorsStandInTheirLine(t *testing.T) {
 		"a: 1\nb: {c: *x\n":                   `2:8: not valid YAML: *x stands before its anchor`,
 		"a: \"*x\" # *x\r\nü: [*x, {c: 1\r\n": `2:5: not valid YAML: *x stands before its anchor`,
 		"a: [*x]\nb: &x 1\n":                  `1:5: not valid YAML: *x stands before its anchor`,
-		"a: 1\nb:\n  c: {d: 1\n  e: 2\n":      `3:1: not valid YAML: did not find expected ',' or '}'`,
+		"a: 1\nb:\n  c: {d: 1\n  e: 2\n":      `3:3: not valid YAML: did not find expected ',' or '}'`,
 		"a: 1\nb: {c: 1\n":                    `2:1: not valid YAML: did not find expected ',' or '}'`,
 		"a: 1\nb: [c,\n":                      `2:1: not valid YAML: did not find expected node content`,
-		"a:\n  b: 1\n c: 2\n":                 `3:1: not valid YAML: did not find expected key`,
-		"a: 1\nb: c: d\n":                     `2:1: not valid YAML: mapping values are not allowed in this context`,
-		"a: 1\nb: 'c\nd: 2\n":                 `2:1: not valid YAML: found unexpected end of stream`,
+		"a:\n  b: 1\n c: 2\n":                 `3:2: not valid YAML: did not find expected key`,
+		"a: 1\nb: c: d\n":                     `2:5: not valid YAML: mapping values are not allowed in this context`,
+		"a: 1\nb: 'c\nd: 2\n":                 `2:4: not valid YAML: found unexpected end of stream`,
 	} {
 		_, err := document.Load(fstest.MapFS{"a.yaml": {Data: []byte(text)}}, "a.yaml")
 		if err == nil || !strings.HasPrefix(err.Error(), "a.yaml:"+want) {

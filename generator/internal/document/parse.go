@@ -61,12 +61,41 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 			line++ // yaml.v3 counts the lines of these from 0, of its scanner's errors from 1
 		}
 		pos.Line = min(max(line, 1), lineCount(bytes.TrimSpace(data)))
+		pos.Column = columnOf(message, data, pos.Line)
 	}
 	if alias := unknownAnchor.FindStringSubmatch(message); alias != nil {
 		pos = firstAlias(pos, data, alias[1])
 		message = fmt.Sprintf("*%[1]s stands before its anchor, or has none; write &%[1]s at the value that is meant, above this line", alias[1])
 	}
 	return Finding{pos, "not valid YAML: " + withCure(message)}
+}
+
+// columnOf returns where in the line the fault is that the message describes: at
+// the character it speaks of, else where the line's text begins. yaml.v3 tells
+// lines only.
+func columnOf(message string, data []byte, line int) int {
+	lines := bytes.Split(data, []byte("\n"))
+	if line > len(lines) {
+		return 1 // of a file that breaks lines otherwise
+	}
+	text := lines[line-1]
+	for _, c := range culprits {
+		if at := c.place.FindSubmatchIndex(text); at != nil && c.failure.MatchString(message) {
+			return 1 + utf8.RuneCount(text[:at[len(at)-1]-1])
+		}
+	}
+	return 1 + utf8.RuneCount(text[:len(text)-len(bytes.TrimLeft(text, " "))])
+}
+
+// culprits are the characters that yaml.v3's messages speak of: the first of what
+// place's group matches.
+var culprits = []struct{ failure, place *regexp.Regexp }{
+	{regexp.MustCompile(`cannot start any token|tab character`), regexp.MustCompile("(?:^|[ :,\\[{-])([@`%\t])")},
+	{regexp.MustCompile(`mapping values are not allowed`), regexp.MustCompile(`^[^:{["']*: [^:{["']*?(:)(?:[ \r]|$)`)},
+	{regexp.MustCompile(`mapping values are not allowed`), regexp.MustCompile(`(:)(?:[ \r]|$)`)},
+	{regexp.MustCompile(`unknown escape character`), regexp.MustCompile(`^(?:[^\\]|\\[0abtnvfre "/\\N_LPxuU])*(\\)`)},
+	{regexp.MustCompile(`alphabetic or numeric character`), regexp.MustCompile(`([*&])(?:[^\w-]|$)`)},
+	{regexp.MustCompile(`unexpected end of stream`), regexp.MustCompile(`(["'])`)},
 }
 
 func positionAt(name string, data []byte, offset int) Position {

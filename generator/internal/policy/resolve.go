@@ -222,7 +222,7 @@ func (r *resolver) readProfileName(n *document.Node) *document.Node {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	instead := DidYouMean(n.Value, names)
+	instead := document.DidYouMean(n.Value, names)
 	switch {
 	case len(names) == 0:
 		instead = "; write it under " + r.full("profiles") + " at the document root"
@@ -314,7 +314,7 @@ func (r *resolver) unknown(prefix string, m document.Member, fields []field, own
 	for _, f := range fields {
 		candidates = append(candidates, f.name)
 	}
-	instead := DidYouMean(m.Name, candidates)
+	instead := document.DidYouMean(m.Name, candidates)
 	if instead == "" {
 		instead = "; write " + oneOf(candidates)
 	}

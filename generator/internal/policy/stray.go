@@ -123,7 +123,7 @@ func (r *resolver) misspelt(n *document.Node, m *document.Member) bool {
 	stem, prefixed := strings.CutPrefix(extension, "x-")
 	wrong := len(extension) // characters
 	if prefixed && strings.HasPrefix(name, "x-") {
-		wrong = distance(name, extension)
+		wrong = document.Distance(name, extension)
 	}
 	// Short names have neighbours that are words of their own.
 	tolerated := len(stem) / 5

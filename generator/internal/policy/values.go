@@ -61,7 +61,7 @@ func choice[T any](options ...option[T]) parser[T] {
 		if i := slices.Index(texts, n.Value); i >= 0 && n.Kind == document.String {
 			hint = "; write it without quotes"
 		} else if n.Kind == document.String {
-			hint = DidYouMean(n.Value, texts)
+			hint = document.DidYouMean(n.Value, texts)
 		}
 		r.mustBe(name, n, oneOf(texts), hint)
 		return *new(T), false
@@ -234,40 +234,4 @@ func oneOf(texts []string) string {
 		return texts[0]
 	}
 	return strings.Join(texts[:last], ", ") + " or " + texts[last]
-}
-
-// DidYouMean returns a clause, "; did you mean …?", that names the candidate
-// closest to text, or "" if none is close.
-func DidYouMean(text string, candidates []string) string {
-	best, bestDistance := "", 3
-	for _, c := range candidates {
-		if d := distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d <= len(c)/2 {
-			best, bestDistance = c, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean " + best + "?"
-}
-
-// distance is the Levenshtein distance of two strings.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -2,7 +2,9 @@ package stub
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -18,7 +20,8 @@ import (
 // on. Its nodes stand where they were written: in the document, or in the
 // overlay. What stands in doc at a place that is lost has been dropped before the
 // overlay was applied. The error is of type [document.Findings] wherever the
-// fault has a place. Strictly, an action that matches nothing is one.
+// fault has a place. Strictly, an action that matches nothing is one. With an error
+// there may be a result too: of those actions that can be applied.
 func (l *Loader) Overlay(name string, doc *document.Document, overlayName string, strict bool) (merged *document.Document, lost func(document.Position) bool, err error) {
 	spec, err := l.Load(name, doc)
 	if err != nil {
@@ -40,30 +43,38 @@ func (l *Loader) Overlay(name string, doc *document.Document, overlayName string
 	if err != nil {
 		return nil, nil, fmt.Errorf("the overlay: %w", err)
 	}
-	if findings := checkOverlay(own.Root(), strict); findings != nil {
-		return nil, nil, findings
+	form := checkOverlay(own.Root(), strict)
+	if form.whole {
+		return nil, nil, form.findings
 	}
 	text, err := l.ReadFile(overlayName)
 	if err != nil {
 		return nil, nil, err
 	}
 	root := doc.Root().Pos.File
-	from := &sources{overlay: own.Root().Pos.File, places: map[*yaml.Node]document.Position{}, kept: map[document.Position]bool{}}
+	from := &sources{
+		overlay: own.Root().Pos.File, places: map[*yaml.Node]document.Position{}, kept: map[document.Position]bool{},
+		findings: form.findings, skip: form.actions,
+	}
 	from.document(&node, doc.Root())
-	if err := from.apply(text, &node, own.Root(), root, strict); err != nil {
-		return nil, nil, err
+	if !from.apply(text, &node, own.Root(), root, strict) {
+		return nil, nil, from.findings
 	}
 	text, err = yaml.Marshal(&node)
 	if err != nil {
 		return nil, nil, fmt.Errorf("writing %s after its overlay: %w", name, err)
 	}
 	l.read[canonical(name)] = text
-	if merged, err = document.Load(l, name); err != nil {
+	merged, err = document.Load(l, name)
+	if from.findings != nil {
+		err = from.findings
+	}
+	if merged == nil {
 		return nil, nil, err
 	}
 	from.relocate(merged.Root(), node.Content[0], document.Position{File: root, Line: 1, Column: 1})
 	merged.Merged(from.overlay)
-	return merged, func(at document.Position) bool { return !from.kept[at] && at.File == root }, nil
+	return merged, func(at document.Position) bool { return !from.kept[at] && at.File == root }, err
 }
 
 // sources tells where the nodes of a document were written that an overlay is
@@ -73,6 +84,7 @@ type sources struct {
 	places   map[*yaml.Node]document.Position
 	kept     map[document.Position]bool // of what the document has when the overlay is applied
 	findings document.Findings
+	skip     map[int]bool // the actions that cannot be applied
 }
 
 func (s *sources) reject(pos document.Position, format string, args ...any) {
@@ -107,16 +119,24 @@ func (s *sources) document(y *yaml.Node, n *document.Node) {
 }
 
 // apply applies the actions of an overlay, one by one, so that each can be told
-// from what it changed.
-func (s *sources) apply(text []byte, root *yaml.Node, own *document.Node, name string, strict bool) error {
+// from what it changed. It reports whether there is a result.
+func (s *sources) apply(text []byte, root *yaml.Node, own *document.Node, name string, strict bool) bool {
 	whole, err := loader.LoadOverlayFromReader(bytes.NewReader(text))
-	if err == nil {
+	if err == nil && s.findings == nil {
 		err = whole.Validate()
 	}
 	if err != nil {
-		return document.Findings{{Pos: own.Pos, Message: "not an overlay: " + err.Error()}}
+		if s.findings == nil {
+			s.reject(own.Pos, "not an overlay: %v", err)
+		}
+		return false
 	}
+	skipped := false // what it would have added, later actions may mean
 	for i, action := range whole.Actions {
+		if s.skip[i] {
+			skipped = true
+			continue
+		}
 		at := own.Get("actions").Items[i]
 		query := func(field, path string) []*yaml.Node {
 			compiled, err := whole.NewPath(path, nil)
@@ -125,7 +145,7 @@ func (s *sources) apply(text []byte, root *yaml.Node, own *document.Node, name s
 				return nil
 			}
 			nodes := compiled.Query(root)
-			if len(nodes) == 0 && strict {
+			if len(nodes) == 0 && strict && !skipped {
 				s.reject(at.Get(field).Pos, `%s matches nothing in %s; mend it, remove the action, or set "output-options: {overlay: {path: %s, strict: false}}"`, path, name, s.overlay)
 			}
 			return nodes
@@ -152,16 +172,14 @@ func (s *sources) apply(text []byte, root *yaml.Node, own *document.Node, name s
 		}
 		if err != nil {
 			s.reject(at.Get("target").Pos, "the action cannot be applied: %v", err)
+			skipped = true
 			continue
 		}
 		for _, target := range targets {
 			s.changed(target, written, place)
 		}
 	}
-	if s.findings != nil {
-		return s.findings
-	}
-	return nil
+	return true
 }
 
 // clone copies a node as far as its contents count.
@@ -248,19 +266,28 @@ func (s *sources) relocate(n *document.Node, y *yaml.Node, within document.Posit
 	}
 }
 
-// overlayFields are the kinds that the fields of an overlay's objects have.
+// overlayFields are the kinds that the fields of an overlay's objects have; Null
+// stands for any.
 var (
 	overlayFields = map[string]document.Kind{"overlay": document.String, "info": document.Object, "extends": document.String, "actions": document.List}
 	infoFields    = map[string]document.Kind{"title": document.String, "version": document.String, "description": document.String}
-	actionFields  = map[string]document.Kind{"target": document.String, "description": document.String, "remove": document.Bool, "copy": document.String}
+	actionFields  = map[string]document.Kind{"target": document.String, "description": document.String, "update": document.Null, "remove": document.Bool, "copy": document.String}
 )
+
+// A form is what is wrong with the form of an overlay: with all of it, or with
+// some of its actions.
+type form struct {
+	findings document.Findings
+	whole    bool
+	actions  map[int]bool
+}
 
 // checkOverlay finds what is wrong with the form of an overlay, and what the
 // specification demands of it.
-func checkOverlay(root *document.Node, strict bool) document.Findings {
-	var findings document.Findings
+func checkOverlay(root *document.Node, strict bool) (f form) {
+	f.actions = map[int]bool{}
 	reject := func(pos document.Position, format string, args ...any) {
-		findings = append(findings, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
+		f.findings = append(f.findings, document.Finding{Pos: pos, Message: fmt.Sprintf(format, args...)})
 	}
 	check := func(n *document.Node, name string, fields map[string]document.Kind, required ...string) bool {
 		if n.Kind != document.Object {
@@ -275,14 +302,18 @@ func checkOverlay(root *document.Node, strict bool) document.Findings {
 		for _, m := range n.Members {
 			want, known := fields[m.Name]
 			scalar := m.Value.Kind == document.Number || m.Value.Kind == document.Bool // read as text
-			if known && m.Value.Kind != document.Null && m.Value.Kind != want && !(want == document.String && scalar) {
+			if !known && !strings.HasPrefix(m.Name, "x-") {
+				reject(m.Pos, "%s has no field %s%s", name, m.Name, meant(m.Name, fields))
+			}
+			if known && want != document.Null && m.Value.Kind != document.Null && m.Value.Kind != want && !(want == document.String && scalar) {
 				reject(m.Value.Pos, "%s must be %s, not %s", m.Name, want, m.Value.Describe())
 			}
 		}
 		return true
 	}
 	if !check(root, "an overlay", overlayFields, "overlay", "info", "actions") {
-		return findings
+		f.whole = true
+		return f
 	}
 	var versions []string
 	for _, v := range overlay.SupportedVersions {
@@ -296,22 +327,32 @@ func checkOverlay(root *document.Node, strict bool) document.Findings {
 	}
 	actions := root.Get("actions")
 	if actions == nil || actions.Kind != document.List {
-		return findings
+		f.whole = true
+		return f
 	}
 	if len(actions.Items) == 0 {
 		reject(actions.Pos, "actions is empty; write what the overlay is to do, or generate without it")
 	}
-	for _, action := range actions.Items {
+	for i, action := range actions.Items {
+		before := len(f.findings)
 		if !check(action, "an action", actionFields, "target") {
+			f.whole = true
 			continue
 		}
 		remove := action.Get("remove")
 		switch update, removes := action.Get("update"), remove != nil && remove.Value == "true"; {
 		case removes && update != nil:
 			reject(update.Pos, "an action that removes its target cannot update it; leave out remove or update")
-		case strict && !removes && update == nil && action.Get("copy") == nil:
+		case strict && !removes && update == nil && action.Get("copy") == nil && len(f.findings) == before:
 			reject(action.Pos, "the action does nothing; write update, remove: true or copy")
 		}
+		f.actions[i] = len(f.findings) > before
 	}
-	return findings
+	return f
+}
+
+// meant says which field was meant, or which there are.
+func meant(name string, fields map[string]document.Kind) string {
+	names := slices.Sorted(maps.Keys(fields))
+	return cmp.Or(document.DidYouMean(name, names), "; write "+strings.Join(names, ", "))
 }

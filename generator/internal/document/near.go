@@ -1,0 +1,39 @@
+package document
+
+import "strings"
+
+// DidYouMean returns a clause, "; did you mean …?", that names the candidate
+// closest to text, or "" if none is close.
+func DidYouMean(text string, candidates []string) string {
+	best, bestDistance := "", 3
+	for _, c := range candidates {
+		if d := Distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d <= len(c)/2 {
+			best, bestDistance = c, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "; did you mean " + best + "?"
+}
+
+// Distance is the Levenshtein distance of two strings.
+func Distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
