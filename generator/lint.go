@@ -3,6 +3,8 @@ package generator
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,7 +29,7 @@ func Lint(ctx context.Context, cfg Config) (Findings, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	l := linter{extension: cfg.Idempotency.Extension, root: in.doc.Root()}
+	l := linter{extension: cfg.Idempotency.Extension, root: in.doc.Root(), stdHTTP: cfg.Generate.StdHTTPServer}
 	for _, op := range in.operations {
 		l.operations = append(l.operations, newLinted(in.doc, op))
 	}
@@ -47,6 +49,8 @@ var rules = []func(*linter){
 	(*linter).keyWithoutPolicy,
 	(*linter).ignoredSchema,
 	(*linter).unusedProfiles,
+	(*linter).longWaits,
+	(*linter).overlappingPaths,
 }
 
 // A linter collects advice on one document.
@@ -54,6 +58,7 @@ type linter struct {
 	extension  string
 	root       *document.Node
 	operations []linted
+	stdHTTP    bool // the server is net/http's
 	advice     document.Findings
 }
 
@@ -308,4 +313,54 @@ func (l *linter) unusedProfiles() {
 			l.advise(m.Pos, "nothing names the profile %s; write profile: %s where it is meant, or remove it", m.Name, m.Name)
 		}
 	}
+}
+
+// longWaits: a run is cancelled when server.timeout is over, and whoever still
+// waits for its answer waits for one that is unlikely to come.
+func (l *linter) longWaits() {
+	for _, op := range l.operations {
+		if s := op.Server; op.Annotated() && !op.Natural && s.WaitFor > s.Timeout && s.Timeout > 0 {
+			l.advise(op.Origins["waitFor"].Pos, "waitFor %v is longer than server.timeout %v, when the run that it waits for is cancelled; write a shorter waitFor, or a longer server.timeout", s.WaitFor, s.Timeout)
+		}
+	}
+}
+
+// overlappingPaths: net/http refuses two patterns of which neither is more
+// specific, and the server panics when it starts. It is asked itself.
+func (l *linter) overlappingPaths() {
+	if !l.stdHTTP {
+		return
+	}
+	mux := http.NewServeMux()
+	var served []linted
+	for _, op := range l.operations {
+		if op.Place.Kind != document.Path {
+			continue
+		}
+		if serves(mux, op) {
+			served = append(served, op)
+			continue
+		}
+		for _, other := range served {
+			if pair := http.NewServeMux(); serves(pair, other) && !serves(pair, op) {
+				l.advise(op.node.Pos, "net/http cannot tell %s %s from %s %s, of which neither is more specific, so that the server would panic when it starts; change one of the paths, or generate for another router",
+					op.Method, op.Path, other.Method, other.Path)
+				break
+			}
+		}
+	}
+}
+
+var pathParameter = regexp.MustCompile(`\{[^{}]*\}`)
+
+// serves registers an operation and reports whether mux takes it.
+func serves(mux *http.ServeMux, op linted) (ok bool) {
+	defer func() { ok = recover() == nil }()
+	n := 0
+	path := pathParameter.ReplaceAllStringFunc(op.Path, func(string) string {
+		n++
+		return fmt.Sprintf("{p%d}", n)
+	})
+	mux.Handle(op.Method+" "+path, http.NotFoundHandler())
+	return true
 }

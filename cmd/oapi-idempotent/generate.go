@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"go/token"
 	"io"
 	"maps"
 	"os"
@@ -167,6 +168,12 @@ func configure(ctx context.Context, set *flag.FlagSet, help string, args []strin
 	cfg = cfg.WithDefaults()
 	if cfg.PackageName == "" {
 		cfg.PackageName = packageName(ctx, cfg.Output, cfg.Spec)
+		if !token.IsIdentifier(cfg.PackageName) {
+			cfg.PackageName = ""
+		}
+	}
+	if reads := set.Name() != "generate" && set.Name() != "check"; reads && cfg.PackageName == "" {
+		cfg.PackageName = "api" // of nothing that is written
 	}
 	if cfg.PackageName == "" {
 		return nil, usageError{"name the generated package with -package, or as package in the config file"}

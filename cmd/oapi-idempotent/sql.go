@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -78,6 +80,9 @@ var migration = regexp.MustCompile(`^([0-9]+)_(.*)\.(sql|go)$`)
 // one of the table.
 func migrationName(dir, table string) (string, error) {
 	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the directory %s does not exist; create it, or name that of your migrations", dir)
+	}
 	if err != nil {
 		return "", err
 	}

@@ -4,12 +4,14 @@
 package document
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // A Document is one root file and the files that its references reach. Files
@@ -59,7 +61,9 @@ func (d *Document) open(name string) (*Node, error) {
 	f := new(file)
 	d.files[name] = f
 	data, err := fs.ReadFile(d.fsys, name)
-	if err != nil {
+	if errors.Is(err, syscall.EISDIR) {
+		f.err = fmt.Errorf("%s is a directory; name a file", name)
+	} else if err != nil {
 		f.err = err
 	} else {
 		f.size = len(data)

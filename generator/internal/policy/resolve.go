@@ -95,7 +95,12 @@ func (r *resolver) document() []Operation {
 		if strings.HasPrefix(m.Name, "x-") || paths.Member(m.Name) != m {
 			continue
 		}
-		operations = append(operations, r.pathItem(document.Place{Kind: document.Path, Name: m.Name}, m.Value)...)
+		at := r.pathItem(document.Place{Kind: document.Path, Name: m.Name}, m.Value)
+		if !strings.HasPrefix(m.Name, "/") && slices.ContainsFunc(at, func(op Operation) bool { return op.Annotated() }) {
+			// No router takes it, and the server would panic when it starts.
+			r.reject(m.Pos, "a path begins with a slash; write /%s", m.Name)
+		}
+		operations = append(operations, at...)
 	}
 	webhooks := root.Field("webhooks")
 	for i := range members(webhooks) {

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,14 +21,35 @@ type strays struct {
 
 type visit struct {
 	node *document.Node
-	in   string // "", or one of unsupported
+	in   string // "", or why an annotation does nothing here
 }
 
 // unsupported are the fields beneath which no annotation can be honoured.
 var unsupported = map[string]string{
-	"callbacks":            "a callback that no operation under paths has, for which oapi-codegen generates no code",
-	"query":                "a query operation, which not every version of kin-openapi reads",
-	"additionalOperations": "an additional operation, which not every version of kin-openapi reads",
+	"callbacks":            notSupportedOn("a callback that no operation under paths has, for which oapi-codegen generates no code"),
+	"query":                notSupportedOn("a query operation, which not every version of kin-openapi reads"),
+	"additionalOperations": notSupportedOn("an additional operation, which not every version of kin-openapi reads"),
+}
+
+func notSupportedOn(what string) string { return "is not supported on " + what + "; remove it" }
+
+// containers are the fields of the document root beneath which annotations are,
+// and verbs those of a path item.
+var (
+	containers = []string{"paths", "webhooks", "components"}
+	verbs      = slices.Sorted(maps.Keys(methods))
+)
+
+// lost says why an annotation beneath a field does nothing if its name was
+// meant to be one of fields, which n has not.
+func lost(n *document.Node, name string, fields []string) string {
+	meant := document.DidYouMean(name, fields)
+	if meant == "" || slices.Contains(fields, strings.ToLower(name)) || slices.ContainsFunc(fields, func(field string) bool {
+		return n.FieldMember(field) != nil && strings.Contains(meant, " "+field+"?")
+	}) {
+		return ""
+	}
+	return "would be lost beneath " + printed(name) + ", which OpenAPI does not have" + meant
 }
 
 // free are the fields whose members are named by the document's author; opaque
@@ -68,7 +91,7 @@ func (s *strays) object(n *document.Node, in string) {
 			// A document without paths is there for others to refer to.
 			for _, named := range m.Value.Members {
 				if s.paths && !s.r.read[named.Value] {
-					s.object(named.Value, "a path item that no path refers to")
+					s.object(named.Value, notSupportedOn("a path item that no path refers to"))
 				}
 			}
 		case free[m.Name] && m.Value.Kind == document.Object:
@@ -82,6 +105,10 @@ func (s *strays) object(n *document.Node, in string) {
 			}
 		case s.r.expanded[m.Value]:
 			s.object(m.Value, in)
+		case n == s.r.doc.Root():
+			s.object(m.Value, lost(n, m.Name, containers))
+		case slices.Contains(s.r.items, n):
+			s.object(m.Value, cmp.Or(unsupported[m.Name], in, lost(n, m.Name, verbs)))
 		default:
 			s.object(m.Value, cmp.Or(unsupported[m.Name], in))
 		}
@@ -97,7 +124,7 @@ func (s *strays) found(owner *document.Node, m *document.Member, in string) bool
 	switch {
 	case s.r.read[owner]:
 	case in != "":
-		s.r.reject(m.Pos, "%s is not supported on %s; remove it", m.Name, in)
+		s.r.reject(m.Pos, "%s %s", m.Name, in)
 	default:
 		s.r.reject(m.Pos, "%s has no effect here; write it on an operation, on a path item under paths, or at the document root", m.Name)
 	}
