@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/getkin/kin-openapi/openapi3"
@@ -43,6 +44,10 @@ var cures = []struct {
 	{
 		regexp.MustCompile(`panic: unable to resolve reference to name`),
 		`generate without embedded-spec, which does not bear every document in several files`,
+	},
+	{
+		regexp.MustCompile(`may not contain (.*?): "`),
+		`write it without $1`,
 	},
 	{
 		regexp.MustCompile(`error generating type for (?:anyOf|oneOf)`),
@@ -96,6 +101,8 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 		if id := n.operations[op]; id != "" {
 			otherwise = fmt.Sprintf(`; mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
 		}
+	} else if pos, ok := n.quoted(line); ok {
+		finding.Pos, what = pos, "this"
 	} else {
 		return finding, false
 	}
@@ -105,6 +112,50 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 	}
 	finding.Message += otherwise
 	return finding, true
+}
+
+var quotedValue = regexp.MustCompile(`: ("(?:[^"\\]|\\.)*")$`)
+
+// quoted finds the name or the value that oapi-codegen quotes at the end of what
+// it says.
+func (n names) quoted(line string) (document.Position, bool) {
+	m := quotedValue.FindStringSubmatch(line)
+	if m == nil {
+		return document.Position{}, false
+	}
+	text, err := strconv.Unquote(m[1])
+	if err != nil {
+		return document.Position{}, false
+	}
+	seen := map[*document.Node]bool{}
+	var find func(*document.Node) *document.Position
+	find = func(at *document.Node) *document.Position {
+		if at == nil || seen[at] {
+			return nil
+		}
+		seen[at] = true
+		if at.Kind == document.String && at.Value == text {
+			return &at.Pos
+		}
+		for _, item := range at.Items {
+			if pos := find(item); pos != nil {
+				return pos
+			}
+		}
+		for i := range at.Members {
+			if at.Members[i].Name == text {
+				return &at.Members[i].Pos
+			}
+			if pos := find(at.Members[i].Value); pos != nil {
+				return pos
+			}
+		}
+		return nil
+	}
+	if pos := find(n.doc.Root()); pos != nil {
+		return *pos, true
+	}
+	return document.Position{}, false
 }
 
 // cure returns what cures a failure, or nothing.
