@@ -192,7 +192,7 @@ func TestManyProcesses(t *testing.T) {
 				servers = append(servers, start(t, c))
 				c.Process++
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
 			stopped := shortOr(1, 5)
 			var over atomic.Bool
@@ -228,7 +228,7 @@ func TestManyProcesses(t *testing.T) {
 			})
 			l.check(servers[0])
 			t.Logf("%d processes, of which one stood still %d times; %d requests for %d keys of %d", n, stopped, requests.Load(), len(l.calls), keys)
-			if len(l.calls) < min(keys, 1000) { // of the long form a slow machine may do less
+			if len(l.calls) < keys {
 				t.Errorf("there was time for %d keys, want %d", len(l.calls), keys)
 			}
 		})

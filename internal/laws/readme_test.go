@@ -52,31 +52,7 @@ func TestREADME(t *testing.T) {
 	}
 	write("go.sum", string(sums))
 	write("openapi.yaml", readme["yaml"][0])
-	write("main.go", `package main
-
-import (
-	"context"
-	"database/sql"
-	"fmt"
-	"log"
-	"net/http"
-	"time"
-
-	_ "modernc.org/sqlite"
-
-	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
-	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
-
-	"example.com/payments/api"
-)
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		log.Fatal(err)
-	}
-	return v
-}
-`+readme["go"][0])
+	write("main.go", readme["go"][1]+readme["go"][0])
 	for command := range strings.Lines(readme["sh"][0]) {
 		fields := strings.Fields(command)
 		if fields[0] != "go" {

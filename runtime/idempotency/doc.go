@@ -19,10 +19,10 @@
 //	|---|---|---|---|
 //	| duplicates at once, from many processes | one run: TestTwoProcessesRunAKeyOnce | one run: TestTwoProcessesRunAKeyOnce | one run: TestTxRace |
 //	| the process is killed in mid-handler | runs again after its lease: TestRunWithoutAnAnswer | never again; unknown: TestRunWithoutAnAnswer | nothing was done; runs again at once: TestKilledInMidTransfer |
-//	| killed after the effect, before its record | a second effect, unless a UNIQUE stops it: TestRandomKills, TestNENE2Rules | one effect; unknown: TestRandomKills | one effect; effect and record are one commit: TestKilledAfterTheCommit |
+//	| killed after the effect, before its record | a second effect, unless a UNIQUE stops it: TestRandomKills, TestNENE2Rules | one effect; unknown: TestRandomKills | one effect; effect and record are one commit: TestKilledInCommit, TestKilledAfterTheCommit |
 //	| the handler panics | runs again after its lease: TestPanicHoldsTheKeyUntilTheLeaseEnds | never again; unknown: TestPanicAtMostOnceLeavesTheOutcomeUnknown | rolled back; the key is free: TestTxRollsBack |
 //	| the handler answers 5xx | the key is free: TestWhatIsRecorded | recorded: TestWhatIsRecorded, TestMarkedRunRecordsEveryAnswer | rolled back; the key is free: TestTxRollsBack |
-//	| the process is stopped for longer than its lease | a second run; the first one overwrites nothing: TestZombie | no second run: TestRandomKills, TestModel | no lease; the key is held while the connection lives: TestTxInFlightElsewhere |
+//	| the process is stopped for longer than its lease | a second run; the first one overwrites nothing: TestZombie | no second run: TestRandomKills, TestModel | no lease; the key is held while the connection lives: TestZombieInATransaction, TestTxInFlightElsewhere |
 //	| the database is down before the handler | 503, nothing ran: TestPostgresStopped | 503, nothing ran: TestPostgresStopped | 503, nothing ran: TestTxServerCrashes |
 //	| the database goes down in mid-handler | 503 unless the record is durable: TestPostgresStoppedWhileAHandlerRuns | 503, then unknown: TestPostgresStoppedForALease | 503, nothing was done: TestTxServerCrashes |
 //	| the database's answer is lost | found again by the claim's id: TestLostAnswers | found again by the claim's id: TestLostAnswers | looked up behind the key's lock, else 503 unknown: TestTxLostCommit |

@@ -43,6 +43,8 @@ type heldTx struct {
 // COMMIT that is sent as text.
 //
 // On PostgreSQL its isolation is READ COMMITTED, whatever the database's default.
+// Drivers that say READ WRITE when they begin it, as github.com/lib/pq does, have it
+// write where default_transaction_read_only is on, too.
 //
 // What a handler writes past it, through the pool, is not part of the guarantee.
 // On SQLite, which has one writer, such a write would wait for the transaction
