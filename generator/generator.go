@@ -193,7 +193,7 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	if !server && !client {
 		return []byte(out.Source), nil
 	}
-	file, err := weave.Parse(out.Source, out.Types)
+	file, err := weave.Parse(out.Source, out.Types, cfg.OutputOptions.SkipFmt || len(cfg.OutputOptions.UserTemplates) > 0)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 
 // ClientField adds a field to the client's struct.
 func (f *File) ClientField(clientType, name, fieldType string) error {
-	spec := f.typeSpec(clientType)
+	spec := f.types[clientType]
 	if spec != nil {
 		if client, ok := spec.Type.(*ast.StructType); ok {
 			f.insert(client.Fields.Closing, fmt.Sprintf("\n\t%s %s\n", name, fieldType))
@@ -20,8 +20,8 @@ func (f *File) ClientField(clientType, name, fieldType string) error {
 // Key makes a client method attach the key before the request editors run, and
 // send the request through the call that this began.
 func (f *File) Key(clientType, method, field, operation string) error {
-	for fn := range f.functions {
-		if fn.Name.Name != method || !isReceiver(fn, clientType) {
+	for _, fn := range f.named[method] {
+		if !isReceiver(fn, clientType) {
 			continue
 		}
 		client := fn.Recv.List[0].Names[0].Name

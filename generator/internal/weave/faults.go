@@ -31,14 +31,17 @@ func (f *File) Faults() []Fault {
 		}
 	}
 	var info types.Info
-	if f.redeclaresImport() {
+	if f.hides { // which is seldom: what every name stands for takes memory to tell
 		info = types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
 	}
 	check := types.Config{Importer: unknown{}, Error: func(err error) {
 		e := err.(types.Error)
 		message, _, _ := strings.Cut(e.Msg, " at ") // a line of what is not written
 		if e.Soft {
-			message = f.assigned(e.Pos)
+			message = "" // of what is not used: what uses it may have been passed over
+			if strings.HasPrefix(e.Msg, "no new variables") {
+				message = f.assigned(e.Pos)
+			}
 		}
 		if message != "" && !doubtful.MatchString(message) {
 			add(e.Pos, message)
@@ -48,8 +51,10 @@ func (f *File) Faults() []Fault {
 	for _, body := range f.notText(pkg) {
 		add(body.Pos(), "a text body is converted to "+body.Name+", which is no string")
 	}
-	for _, x := range f.hiding(&info) {
-		add(x.Pos(), x.Name+" hides the package "+x.Name)
+	if f.hides {
+		for _, x := range f.hiding(&info) {
+			add(x.Pos(), x.Name+" hides the package "+x.Name)
+		}
 	}
 	return faults
 }
@@ -92,31 +97,6 @@ func (f *File) assigned(pos token.Pos) (message string) {
 		return message == ""
 	})
 	return message
-}
-
-// redeclaresImport reports whether a variable that is no pointer has the name of
-// an imported package, which is seldom: what every name stands for takes memory
-// to tell.
-func (f *File) redeclaresImport() bool {
-	imported := map[string]bool{}
-	for _, name := range f.imports {
-		imported[name] = true
-	}
-	found := false
-	check := func(names []*ast.Ident, kind ast.Expr) {
-		_, pointer := kind.(*ast.StarExpr)
-		found = found || !pointer && slices.ContainsFunc(names, func(name *ast.Ident) bool { return imported[name.Name] })
-	}
-	ast.Inspect(f.ast, func(n ast.Node) bool {
-		switch n := n.(type) {
-		case *ast.Field:
-			check(n.Names, n.Type)
-		case *ast.ValueSpec:
-			check(n.Names, n.Type)
-		}
-		return !found
-	})
-	return found
 }
 
 // hiding lists where a variable of the document's, which is no pointer, stands in

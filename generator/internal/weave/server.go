@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
+	"go/token"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -29,7 +31,7 @@ type Param struct{ Name, Type string }
 
 // Method returns the parameters of a method of an interface of handlers.
 func (f *File) Method(handlers, name string) ([]Param, error) {
-	spec := f.typeSpec(handlers)
+	spec := f.types[handlers]
 	if spec == nil {
 		return nil, noRegistration(handlers)
 	}
@@ -69,8 +71,9 @@ func (f *File) Embedded(handlers string) (name, alias string) {
 // the wrapper that a ServerInterface has, else from the start. Handlers that
 // would be reached past the guard are an error that quotes the line.
 func (f *File) Guard(handlers, idempotency, guardedServer, guardServer string) error {
-	if literal := f.takingLiteral(handlers); literal != nil {
-		return fmt.Errorf("`%s` takes a %s in a function literal, where nobody can pass a guard; declare the function by name", f.line(literal.Pos()), handlers)
+	takes := func(literal *ast.FuncLit) bool { return paramOf(literal.Type, handlers) >= 0 }
+	if i := slices.IndexFunc(f.literals, takes); i >= 0 {
+		return fmt.Errorf("`%s` takes a %s in a function literal, where nobody can pass a guard; declare the function by name", f.line(f.literals[i].Pos()), handlers)
 	}
 	taking := map[string]int{} // function -> index of its first parameter of that type
 	for fn := range f.functions {
@@ -148,29 +151,31 @@ func (f *File) Guard(handlers, idempotency, guardedServer, guardServer string) e
 // more than once. It would answer itself otherwise, in plain text; the guard does
 // it as for every other key that is none.
 func (f *File) PassKey(handler, header string) {
-	for fn := range f.functions {
-		if !strings.Contains(f.text(fn.Body), "."+handler+"(") {
-			continue
-		}
-		ast.Inspect(fn.Body, func(n ast.Node) bool {
-			bind, ok := n.(*ast.IfStmt)
-			if !ok || bind.Init == nil || !strings.Contains(strings.ToLower(f.text(bind.Init)), strings.ToLower(`CanonicalHeaderKey("`+header+`")`)) {
-				return true
-			}
-			for _, statement := range bind.Body.List {
-				if several, ok := statement.(*ast.IfStmt); ok && f.text(several.Cond) == "n != 1" {
-					f.replace(several.Cond.Pos(), several.Cond.End(), "n == 0")
-				}
-			}
+	// The header has been made a plain string: no brace is closed in between.
+	several := regexp.MustCompile(`(?i:CanonicalHeaderKey\("` + regexp.QuoteMeta(header) + `"\))[^}]*?if (n != 1) \{`)
+	pass := func(fn *ast.FuncDecl) bool {
+		body := f.text(fn.Body)
+		if !strings.Contains(body, "."+handler+"(") {
 			return false
-		})
+		}
+		found := several.FindAllStringSubmatchIndex(body, -1)
+		for _, at := range found {
+			f.replace(fn.Body.Pos()+token.Pos(at[2]), fn.Body.Pos()+token.Pos(at[3]), "n == 0")
+		}
+		return found != nil
+	}
+	// A binder for a ServerInterface has the handler's name.
+	if !slices.ContainsFunc(f.named[handler], pass) {
+		for fn := range f.functions {
+			pass(fn)
+		}
 	}
 }
 
 // retype gives the wrapper's field the type of the guarded server, so that a
 // wrapper made by hand cannot hold an unguarded one.
 func (f *File) retype(guardedServer string) bool {
-	spec := f.typeSpec(serverWrapper)
+	spec := f.types[serverWrapper]
 	if spec == nil {
 		return false
 	}
@@ -185,17 +190,6 @@ func (f *File) retype(guardedServer string) bool {
 		}
 	}
 	return false
-}
-
-// takingLiteral finds a function literal that takes handlers.
-func (f *File) takingLiteral(handlers string) (found *ast.FuncLit) {
-	ast.Inspect(f.ast, func(n ast.Node) bool {
-		if literal, ok := n.(*ast.FuncLit); ok && paramOf(literal.Type, handlers) >= 0 {
-			found = literal
-		}
-		return found == nil
-	})
-	return found
 }
 
 // paramOf returns the index of a function's first parameter of a type, or -1.

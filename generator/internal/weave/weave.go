@@ -20,10 +20,16 @@ import (
 
 // A File is one generated Go file and the edits to be made to it.
 type File struct {
-	src   []byte
+	src   string
 	fset  *token.FileSet
 	ast   *ast.File
 	edits []edit
+	// named are the functions and methods that have a body, by their name; types
+	// the declarations of types.
+	named map[string][]*ast.FuncDecl
+	types map[string]*ast.TypeSpec
+	// literals are the function literals.
+	literals []*ast.FuncLit
 	// imports maps import paths to the names they go by; added are the import
 	// specs that the source lacks.
 	imports map[string]string
@@ -33,6 +39,9 @@ type File struct {
 	// local holds the names of parameters and variables, which would shadow a
 	// new package-level name where it is used.
 	local map[string]bool
+	// hides is set when a variable that is no pointer has the name of an imported
+	// package.
+	hides bool
 }
 
 // An edit replaces a stretch of the source.
@@ -42,21 +51,26 @@ type edit struct {
 }
 
 // Parse reads a generated file. Names that other files of the package may
-// declare are passed in taken.
-func Parse(source string, taken []string) (*File, error) {
+// declare are passed in taken. Unless whole, which a file needs that is not
+// formatted or that templates of the user's are in, bodies are passed over that
+// the document does not spoil.
+func Parse(source string, taken []string, whole bool) (*File, error) {
 	f := &File{
-		src:     []byte(source),
+		src:     source,
 		fset:    token.NewFileSet(),
+		named:   map[string][]*ast.FuncDecl{},
+		types:   map[string]*ast.TypeSpec{},
 		imports: map[string]string{},
 		taken:   map[string]bool{},
 		local:   map[string]bool{},
 	}
-	var err error
-	f.ast, err = parser.ParseFile(f.fset, "", f.src, parser.SkipObjectResolution)
+	text := []byte(source)
+	head, err := parser.ParseFile(token.NewFileSet(), "", text, parser.ImportsOnly)
 	if err != nil {
-		return nil, fmt.Errorf("what oapi-codegen generates for this document is not Go: %w", err)
+		return nil, notGo(err)
 	}
-	for _, spec := range f.ast.Imports {
+	imported := map[string]bool{}
+	for _, spec := range head.Imports {
 		path, _ := strconv.Unquote(spec.Path.Value)
 		name := packageName(path)
 		if spec.Name != nil {
@@ -65,7 +79,15 @@ func Parse(source string, taken []string) (*File, error) {
 		if name != "_" && name != "." {
 			f.imports[path] = name
 			f.taken[name] = true
+			imported[name] = true
 		}
+	}
+	if !whole {
+		passOver(text, source, imported)
+	}
+	f.ast, err = parser.ParseFile(f.fset, "", text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, notGo(err)
 	}
 	for _, name := range taken {
 		f.taken[name] = true
@@ -76,11 +98,15 @@ func Parse(source string, taken []string) (*File, error) {
 			if decl.Recv == nil {
 				f.taken[decl.Name.Name] = true
 			}
+			if decl.Body != nil {
+				f.named[decl.Name.Name] = append(f.named[decl.Name.Name], decl)
+			}
 		case *ast.GenDecl:
 			for _, spec := range decl.Specs {
 				switch spec := spec.(type) {
 				case *ast.TypeSpec:
 					f.taken[spec.Name.Name] = true
+					f.types[spec.Name.Name] = spec
 				case *ast.ValueSpec:
 					for _, name := range spec.Names {
 						f.taken[name.Name] = true
@@ -89,22 +115,31 @@ func Parse(source string, taken []string) (*File, error) {
 			}
 		}
 	}
+	declare := func(names []*ast.Ident, kind ast.Expr) {
+		_, pointer := kind.(*ast.StarExpr)
+		for _, name := range names {
+			f.local[name.Name] = true
+			f.hides = f.hides || !pointer && imported[name.Name]
+		}
+	}
 	ast.Inspect(f.ast, func(n ast.Node) bool {
 		switch n := n.(type) {
+		case *ast.FuncLit:
+			f.literals = append(f.literals, n)
 		case *ast.FuncType:
 			for _, field := range n.Params.List {
-				for _, name := range field.Names {
-					f.local[name.Name] = true
-				}
+				declare(field.Names, field.Type)
 			}
 		case *ast.ValueSpec:
-			for _, name := range n.Names {
-				f.local[name.Name] = true
-			}
+			declare(n.Names, n.Type)
 		}
 		return true
 	})
 	return f, nil
+}
+
+func notGo(err error) error {
+	return fmt.Errorf("what oapi-codegen generates for this document is not Go: %w", err)
 }
 
 // Declare returns a name for a new package-level declaration: name, or name
@@ -155,13 +190,12 @@ func (f *File) Source(section string, raw bool) ([]byte, error) {
 			bodyAt = gen.End()
 		}
 	}
-	at := f.fset.Position(bodyAt).Offset
-	name := f.fset.Position(f.ast.Name.End()).Offset
-	header := string(f.src[:name])
+	at, name := f.offset(bodyAt), f.offset(f.ast.Name.End())
+	header := f.src[:name]
 	for _, spec := range f.added {
 		header += "\nimport " + spec
 	}
-	header += string(f.src[name:at])
+	header += f.src[name:at]
 	if !raw {
 		grouped, err := imports.Process("", []byte(header), &imports.Options{Comments: true, TabIndent: true, TabWidth: 8, FormatOnly: true})
 		if err != nil {
@@ -191,18 +225,20 @@ func (f *File) Source(section string, raw bool) ([]byte, error) {
 func (f *File) insert(at token.Pos, text string) { f.replace(at, at, text) }
 
 func (f *File) replace(from, to token.Pos, text string) {
-	f.edits = append(f.edits, edit{f.fset.Position(from).Offset, f.fset.Position(to).Offset, text})
+	f.edits = append(f.edits, edit{f.offset(from), f.offset(to), text})
 }
 
+func (f *File) offset(pos token.Pos) int { return f.fset.File(pos).Offset(pos) }
+
 func (f *File) text(n ast.Node) string {
-	return string(f.src[f.fset.Position(n.Pos()).Offset:f.fset.Position(n.End()).Offset])
+	return f.src[f.offset(n.Pos()):f.offset(n.End())]
 }
 
 // line returns the line of the source that pos is in.
 func (f *File) line(pos token.Pos) string {
 	at := f.fset.Position(pos)
 	start := at.Offset - (at.Column - 1)
-	line, _, _ := strings.Cut(string(f.src[start:]), "\n")
+	line, _, _ := strings.Cut(f.src[start:], "\n")
 	return strings.TrimSpace(line)
 }
 
@@ -213,22 +249,6 @@ func (f *File) functions(yield func(*ast.FuncDecl) bool) {
 			return
 		}
 	}
-}
-
-// typeSpec finds the declaration of a type.
-func (f *File) typeSpec(name string) *ast.TypeSpec {
-	for _, decl := range f.ast.Decls {
-		gen, ok := decl.(*ast.GenDecl)
-		if !ok {
-			continue
-		}
-		for _, spec := range gen.Specs {
-			if spec, ok := spec.(*ast.TypeSpec); ok && spec.Name.Name == name {
-				return spec
-			}
-		}
-	}
-	return nil
 }
 
 func isIdent(n ast.Expr, name string) bool {
