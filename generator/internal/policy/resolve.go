@@ -110,7 +110,10 @@ func (r *resolver) document() []Operation {
 		}
 		operations = append(operations, r.pathItem(document.Place{Kind: document.Webhook, Name: m.Name}, m.Value)...)
 	}
-	s := strays{r, make(map[visit]bool), len(members(paths)) > 0}
+	s := strays{r, make(map[visit]bool), len(members(paths)) > 0, make(map[*document.Node]bool)}
+	for _, item := range r.items {
+		s.items[item] = true
+	}
 	for _, item := range append(r.items, root) {
 		s.object(item, "")
 	}

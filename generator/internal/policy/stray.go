@@ -17,6 +17,7 @@ type strays struct {
 	seen map[visit]bool
 	// paths is set if the document has paths.
 	paths bool
+	items map[*document.Node]bool // the resolver's
 }
 
 type visit struct {
@@ -107,7 +108,7 @@ func (s *strays) object(n *document.Node, in string) {
 			s.object(m.Value, in)
 		case n == s.r.doc.Root():
 			s.object(m.Value, lost(n, m.Name, containers))
-		case slices.Contains(s.r.items, n):
+		case s.items[n]:
 			s.object(m.Value, cmp.Or(unsupported[m.Name], in, lost(n, m.Name, verbs)))
 		default:
 			s.object(m.Value, cmp.Or(unsupported[m.Name], in))

@@ -1,6 +1,7 @@
 package weave
 
 import (
+	"go/token"
 	"go/types"
 	"regexp"
 	"slices"
@@ -46,11 +47,8 @@ var unwoven = regexp.MustCompile(`^func (?:` +
 	`\(c \*\w+WithResponses\) \w+\(.*\) \(.*, error\)|` +
 	`\(\w+ \*?ServerInterfaceWrapper\) \w+\(.*\)(?: error)?) \{$`)
 
-var (
-	parameter = regexp.MustCompile(`[(,] ?(\w+) `)
-	// declaration matches a statement of a function's outermost block.
-	declaration = regexp.MustCompile(`(?m)^\t(?:var (\w+) |(\w+(?:, \w+)*) :=)`)
-)
+// parameter matches a parameter, or a receiver, up to its type.
+var parameter = regexp.MustCompile(`[(,] ?(\w+) `)
 
 // clash reports whether a function may declare one name twice, or one that means
 // something else in its body: a package, or what Go declares itself.
@@ -59,22 +57,42 @@ func clash(header, body string, imported map[string]bool) bool {
 	for _, m := range parameter.FindAllStringSubmatch(header, -1) {
 		parameters = append(parameters, m[1])
 	}
-	for _, m := range declaration.FindAllStringSubmatch(body, -1) {
-		var added []string
-		for name := range strings.SplitSeq(m[1]+m[2], ", ") {
+	for line := range strings.SplitSeq(body, "\n") {
+		declared := declaration(line)
+		if declared == "" {
+			continue
+		}
+		news := false
+		for name := range strings.SplitSeq(declared, ", ") {
 			if slices.Contains(parameters, name) {
 				return true
 			}
 			if !slices.Contains(variables, name) {
-				added = append(added, name)
+				variables = append(variables, name)
+				news = true
 			}
 		}
-		if added == nil {
+		if !news {
 			return true
 		}
-		variables = append(variables, added...)
 	}
 	return slices.ContainsFunc(append(parameters, variables...), func(name string) bool {
 		return imported[name] || types.Universe.Lookup(name) != nil
 	})
+}
+
+// declaration returns the names that a line declares for the whole function.
+func declaration(line string) string {
+	statement, outermost := strings.CutPrefix(line, "\t")
+	first, rest, _ := strings.Cut(statement, " ")
+	switch names, _, short := strings.Cut(statement, " := "); {
+	case !outermost || strings.HasPrefix(first, "\t"):
+		return ""
+	case first == "var":
+		name, _, _ := strings.Cut(rest, " ")
+		return name
+	case short && !token.IsKeyword(first):
+		return names
+	}
+	return ""
 }
