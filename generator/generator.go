@@ -191,7 +191,7 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	server := family != nil && len(guarded) > 0
 	client := cfg.Generate.Client && len(called) > 0
 	if !server && !client {
-		return []byte(out.Source), nil
+		return append([]byte(out.Head), out.Source...), nil
 	}
 	file, err := weave.Parse(out.Source, out.Types, cfg.OutputOptions.SkipFmt || len(cfg.OutputOptions.UserTemplates) > 0)
 	if err != nil {
@@ -216,7 +216,7 @@ func add(cfg Config, out *stub.Output, operations []policy.Operation) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	return file.Source(section, cfg.OutputOptions.SkipFmt)
+	return file.Source(out.Head, section, cfg.OutputOptions.SkipFmt)
 }
 
 // mapOperations finds what oapi-codegen made of each annotated operation:

@@ -39,11 +39,12 @@ func passOver(text []byte, source string, imported map[string]bool) {
 }
 
 // unwoven matches the first lines, each a whole signature, of the functions that
-// make a client's request or read its response, and of those that bind a
-// server's parameters.
+// make a client's request, read its response or tell what it was, and of those
+// that bind a server's parameters.
 var unwoven = regexp.MustCompile(`^func (?:` +
 	`New\w+\(server string\b.*\) \(\*http\.Request, error\)|` +
 	`Parse\w+\(rsp \*http\.Response\) \(.*, error\)|` +
+	`\(r \w+\) (?:(?:Status|ContentType)\(\) string|StatusCode\(\) int)|` +
 	`\(c \*\w+WithResponses\) \w+\(.*\) \(.*, error\)|` +
 	`\(\w+ \*?ServerInterfaceWrapper\) \w+\(.*\)(?: error)?) \{$`)
 

@@ -50,7 +50,7 @@ type edit struct {
 	text     string
 }
 
-// Parse reads a generated file. Names that other files of the package may
+// Parse reads a generated file from its package clause on. Names that other files of the package may
 // declare are passed in taken. Unless whole, which a file needs that is not
 // formatted or that templates of the user's are in, bodies are passed over that
 // the document does not spoil.
@@ -181,9 +181,9 @@ func packageName(path string) string {
 	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
-// Source returns the edited file with section at its end. Unless raw, what was
-// added is formatted; the rest is as it was.
-func (f *File) Source(section string, raw bool) ([]byte, error) {
+// Source returns the edited file behind head, and with section at its end. Unless
+// raw, what was added is formatted; the rest is as it was.
+func (f *File) Source(head, section string, raw bool) ([]byte, error) {
 	bodyAt := f.ast.Name.End()
 	for _, decl := range f.ast.Decls {
 		if gen, ok := decl.(*ast.GenDecl); ok && gen.Tok == token.IMPORT {
@@ -207,11 +207,12 @@ func (f *File) Source(section string, raw bool) ([]byte, error) {
 		}
 		header, section = strings.TrimRight(string(grouped), "\n"), "\n"+strings.Trim(string(formatted), "\n")+"\n"
 	}
-	size := len(header) + len(f.src) + len(section)
+	size := len(head) + len(header) + len(f.src) + len(section)
 	for _, e := range f.edits {
 		size += len(e.text)
 	}
-	out := append(make([]byte, 0, size), header...)
+	out := append(make([]byte, 0, size), head...)
+	out = append(out, header...)
 	slices.SortStableFunc(f.edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	for _, e := range f.edits {
 		out = append(out, f.src[at:e.from]...)
