@@ -46,10 +46,6 @@ var cures = []struct {
 		`generate without embedded-spec, which does not bear every document in several files`,
 	},
 	{
-		regexp.MustCompile(`may not contain (.*?): "`),
-		`write it without $1`,
-	},
-	{
 		regexp.MustCompile(`error generating type for (?:anyOf|oneOf)`),
 		`give it a Go type of your own with x-go-type`,
 	},
@@ -102,7 +98,7 @@ func (n names) explainLine(spec *openapi3.T, line string) (document.Finding, boo
 			otherwise = fmt.Sprintf(`; mend it, or leave it out by "output-options: {exclude-operation-ids: [%s]}"`, id)
 		}
 	} else if pos, ok := n.quoted(line); ok {
-		finding.Pos, what = pos, "this"
+		finding.Pos, what, otherwise = pos, "this", "; write something else"
 	} else {
 		return finding, false
 	}
