@@ -18,6 +18,7 @@ import (
 // are read once, when first needed. A Document is not safe for concurrent use.
 type Document struct {
 	fsys  fs.FS
+	name  string // of the root file
 	root  *Node
 	files map[string]*file
 	// merged are the names of files that nodes of the root file were written in.
@@ -29,13 +30,16 @@ type file struct {
 	size int // bytes
 	root *Node
 	err  error
+	// second is where another YAML document begins in the file, and rest its text.
+	second Position
+	rest   string
 }
 
 // Load reads and parses the file name, a slash-separated path within fsys. The
 // error is of type [Findings] for faults of syntax, and wraps fsys's otherwise.
 func Load(fsys fs.FS, name string) (*Document, error) {
-	doc := &Document{fsys: fsys, files: make(map[string]*file)}
 	name = path.Clean(name)
+	doc := &Document{fsys: fsys, name: name, files: make(map[string]*file)}
 	root, err := doc.open(name)
 	if findings, ok := err.(Findings); ok {
 		return nil, findings
@@ -50,6 +54,13 @@ func Load(fsys fs.FS, name string) (*Document, error) {
 // Merged says that what stands in the file name is part of the root file, into
 // which it has been merged: references there are the root file's.
 func (d *Document) Merged(name string) { d.merged = map[string]bool{name: true} }
+
+// Second returns where in the root file a second YAML document begins, and its
+// text, of which nothing is read.
+func (d *Document) Second() (Position, string) {
+	f := d.files[d.name]
+	return f.second, f.rest
+}
 
 // Root is the document's outermost value.
 func (d *Document) Root() *Node { return d.root }
@@ -68,6 +79,7 @@ func (d *Document) open(name string) (*Node, error) {
 	} else {
 		f.size = len(data)
 		f.root, f.err = Parse(name, data)
+		f.second, f.rest = second(name, data)
 	}
 	return f.root, f.err
 }

@@ -39,6 +39,23 @@ func Parse(name string, data []byte) (*Node, error) {
 	return root, nil
 }
 
+// second returns the second document of a YAML file, and where it begins.
+func second(name string, data []byte) (Position, string) {
+	content, offset, n := false, 0, 0
+	for line := range bytes.Lines(data) {
+		n++
+		text := bytes.TrimRight(line, " \t\r\n")
+		switch begins := string(text) == "---" || bytes.HasPrefix(text, []byte("--- ")); {
+		case begins && content:
+			return Position{name, n, 1}, string(data[offset:])
+		case len(text) > 0 && text[0] != '#' && text[0] != '%':
+			content = content || !begins || len(text) > 3
+		}
+		offset += len(line)
+	}
+	return Position{}, ""
+}
+
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
 // syntaxFinding describes data that is neither JSON nor YAML, by JSON's error if
@@ -61,7 +78,7 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 			line++ // yaml.v3 counts the lines of these from 0, of its scanner's errors from 1
 		}
 		pos.Line = min(max(line, 1), lineCount(bytes.TrimSpace(data)))
-		pos.Column = columnOf(message, data, pos.Line)
+		pos.Line, pos.Column = placeOf(message, data, pos.Line)
 	}
 	if alias := unknownAnchor.FindStringSubmatch(message); alias != nil {
 		pos = firstAlias(pos, data, alias[1])
@@ -70,21 +87,27 @@ func syntaxFinding(name string, data []byte, err error) Finding {
 	return Finding{pos, "not valid YAML: " + withCure(message)}
 }
 
-// columnOf returns where in the line the fault is that the message describes: at
-// the character it speaks of, else where the line's text begins. yaml.v3 tells
-// lines only.
-func columnOf(message string, data []byte, line int) int {
+// placeOf returns where the fault is that the message describes: at the character
+// it speaks of, in the line that yaml.v3 names or in the next, else where the
+// line's text begins. yaml.v3 tells lines only, and of a text over several lines the
+// first.
+func placeOf(message string, data []byte, line int) (_, column int) {
 	lines := bytes.Split(data, []byte("\n"))
 	if line > len(lines) {
-		return 1 // of a file that breaks lines otherwise
+		return line, 1 // of a file that breaks lines otherwise
 	}
-	text := lines[line-1]
 	for _, c := range culprits {
-		if at := c.place.FindSubmatchIndex(text); at != nil && c.failure.MatchString(message) {
-			return 1 + utf8.RuneCount(text[:at[len(at)-1]-1])
+		if !c.failure.MatchString(message) {
+			continue
+		}
+		for i, text := range lines[line-1 : min(line+1, len(lines))] {
+			if at := c.place.FindSubmatchIndex(text); at != nil {
+				return line + i, 1 + utf8.RuneCount(text[:at[len(at)-1]-1])
+			}
 		}
 	}
-	return 1 + utf8.RuneCount(text[:len(text)-len(bytes.TrimLeft(text, " "))])
+	text := lines[line-1]
+	return line, 1 + utf8.RuneCount(text[:len(text)-len(bytes.TrimLeft(text, " "))])
 }
 
 // culprits are the characters that yaml.v3's messages speak of: the first of what

@@ -87,6 +87,9 @@ func (r *resolver) document() []Operation {
 		r.reject(root.Pos, "this is not an OpenAPI document; name one that has openapi, info and paths")
 		return nil
 	}
+	if pos, text := r.doc.Second(); strings.Contains(text, r.cfg.Extension) {
+		r.reject(pos, "a second document begins here, of which nothing is read, so that its %s would be lost; write it in a file of its own", r.cfg.Extension)
+	}
 	r.root = r.annotation(root, rankRoot, levelRoot)
 	var operations []Operation
 	paths := root.Field("paths")
