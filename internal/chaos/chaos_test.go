@@ -100,7 +100,8 @@ func (a *asker) note(f func(*history)) {
 
 // newAsker starts three servers, each with a pool of its own that leads through
 // a proxy of its own to one database. One keeps keys in another pool besides,
-// where claims share statements; the last one's driver is pgx.
+// where claims share statements, and prepares what its transactions send; the last
+// one's driver is pgx.
 func newAsker(t *testing.T, dsn string, sabotage func(txStore) txStore) *asker {
 	t.Helper()
 	look, err := sql.Open("postgres", dsn)
@@ -134,7 +135,7 @@ func newAsker(t *testing.T, dsn string, sabotage func(txStore) txStore) *asker {
 		db.SetMaxIdleConns(poolSize)
 		var pg *sqlstore.Store
 		if i == 1 {
-			pg, err = sqlstore.OpenPostgres(proxy.dsn, sqlstore.WithTransactions(db))
+			pg, err = sqlstore.OpenPostgres(proxy.dsn, sqlstore.WithTransactions(db), sqlstore.WithPreparedStatements())
 		} else {
 			pg, err = sqlstore.NewPostgres(db)
 		}

@@ -34,7 +34,7 @@ func (d database) open(conns int) (*sql.DB, *sqlstore.Store, error) {
 	var store *sqlstore.Store
 	switch {
 	case d.Direct != "":
-		store, err = sqlstore.OpenPostgres(d.Direct, sqlstore.WithTransactions(db), sqlstore.WithMaxConns(conns))
+		store, err = sqlstore.OpenPostgres(d.Direct, sqlstore.WithTransactions(db), sqlstore.WithPreparedStatements(), sqlstore.WithMaxConns(conns))
 	case d.Driver == "sqlite":
 		store, err = sqlstore.NewSQLite(db)
 	default:
