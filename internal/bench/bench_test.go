@@ -29,7 +29,7 @@ func TestEveryContest(t *testing.T) {
 	b := bench{
 		ctx: t.Context(), out: &out, progress: t.Output(), run: regexp.MustCompile("."),
 		time: 20 * time.Millisecond, rounds: 2, fewRows: 300, manyRows: 3000,
-		documents: []document{{"seraf-payment.yaml", true}}, update: page,
+		documents: []document{{name: "seraf-payment.yaml", ogen: true}, {name: "synthetic.json", ogen: true, resources: 2}}, update: page,
 	}
 	if err := b.measure(); err != nil {
 		t.Fatal(err)

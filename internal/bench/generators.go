@@ -26,19 +26,42 @@ generate: {std-http-server: true, strict-server: true, client: true, models: tru
 output-options: {skip-prune: true}
 `
 
-// A document is one of testdata/specs.
+// A document is one of testdata/specs, in YAML, or one that is made, in JSON.
 type document struct {
 	name string
 	// ogen says that ogen can generate it, which fails for others in its
 	// templates.
 	ogen bool
+	// resources are those of a document that is made; 0: it is not.
+	resources int
 }
 
-// The largest documents in YAML, which an annotation can be appended to.
+// The largest documents.
 var largest = []document{
-	{"coinbase-cdp.yaml", true},
-	{"twilio-messaging-v1.yaml", false},
-	{"dcsa-booking-v2.yaml", true},
+	{name: "coinbase-cdp.yaml", ogen: true},
+	{name: "twilio-messaging-v1.yaml"},
+	{name: "dcsa-booking-v2.yaml", ogen: true},
+	{name: "synthetic.json", resources: 200},
+}
+
+// write writes the document into dir, and returns its path and its text with
+// every POST and PATCH annotated.
+func (d document) write(dir string) (path string, annotated []byte, err error) {
+	path = filepath.Join(dir, d.name)
+	if d.resources > 0 {
+		text, err := synthetic(d.resources)
+		if err != nil {
+			return "", nil, err
+		}
+		annotated = append([]byte(`{"x-idempotent": {"applyTo": ["post", "patch"]},`), text[len("{"):]...)
+		return path, annotated, os.WriteFile(path, text, 0o600)
+	}
+	text, err := os.ReadFile(filepath.Join(specs, d.name))
+	if err != nil {
+		return "", nil, err
+	}
+	annotated = append(text[:len(text):len(text)], "\nx-idempotent: {applyTo: [post, patch]}\n"...)
+	return path, annotated, os.WriteFile(path, text, 0o600)
 }
 
 // generators generates a document with every POST and PATCH annotated; beside it
@@ -46,7 +69,12 @@ var largest = []document{
 // processor's, and memory what was allocated.
 func generators(d document) func(*bench, string) (*contest, error) {
 	return func(b *bench, name string) (*contest, error) {
-		text, err := os.ReadFile(filepath.Join(specs, d.name))
+		dir, err := os.MkdirTemp("", "bench-generators-")
+		if err != nil {
+			return nil, err
+		}
+		b.onClose(func() error { return os.RemoveAll(dir) })
+		path, annotated, err := d.write(dir)
 		if err != nil {
 			return nil, err
 		}
@@ -54,7 +82,6 @@ func generators(d document) func(*bench, string) (*contest, error) {
 		if err != nil {
 			return nil, err
 		}
-		annotated := append(text[:len(text):len(text)], "\nx-idempotent: {applyTo: [post, patch]}\n"...)
 		cfg.FS, cfg.Spec = fstest.MapFS{d.name: {Data: annotated}}, d.name
 		contest := &contest{
 			name: name,
@@ -64,7 +91,7 @@ func generators(d document) func(*bench, string) (*contest, error) {
 					return err
 				}),
 				working("oapi-codegen", func() error {
-					doc, err := util.LoadSwaggerWithOverlay(filepath.Join(specs, d.name), util.LoadSwaggerWithOverlayOpts{})
+					doc, err := util.LoadSwaggerWithOverlay(path, util.LoadSwaggerWithOverlayOpts{})
 					if err != nil {
 						return err
 					}
@@ -78,7 +105,7 @@ func generators(d document) func(*bench, string) (*contest, error) {
 			},
 		}
 		if d.ogen {
-			contest.sides = append(contest.sides, working("ogen", func() error { return runOgen(text) }))
+			contest.sides = append(contest.sides, working("ogen", func() error { return runOgen(annotated) }))
 			contest.figures = append(contest.figures,
 				cost("oapi-idempotent", "ogen", "ns-CPU/op", target{}),
 				cost("oapi-idempotent", "ogen", "B/op", target{}))
