@@ -31,9 +31,13 @@ func passOver(text []byte, source string, imported map[string]bool) {
 			continue
 		}
 		from := at + len(header)
-		at = from + len("\n") + len(body)
-		for i := range text[from:at] {
-			text[from+i] = ' '
+		to := from + len("\n") + len(body)
+		if uncalled.MatchString(header) {
+			from, to = at, to+len("\n}")
+		}
+		at = to
+		for i := from; i < to; i++ {
+			text[i] = ' '
 		}
 	}
 }
@@ -47,6 +51,10 @@ var unwoven = regexp.MustCompile(`^func (?:` +
 	`\(r \w+\) (?:(?:Status|ContentType)\(\) string|StatusCode\(\) int)|` +
 	`\(c \*\w+WithResponses\) \w+\(.*\) \(.*, error\)|` +
 	`\(\w+ \*?ServerInterfaceWrapper\) \w+\(.*\)(?: error)?) \{$`)
+
+// uncalled matches those that go altogether: methods that nothing in the file
+// calls, with signatures that an interface has too or that never differ.
+var uncalled = regexp.MustCompile(`^func \((?:r|c \*\w+WithResponses\b)`)
 
 // parameter matches a parameter, or a receiver, up to its type.
 var parameter = regexp.MustCompile(`[(,] ?(\w+) `)
