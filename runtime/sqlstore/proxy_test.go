@@ -73,13 +73,15 @@ func (p *proxy) serve(listener net.Listener) {
 		p.mu.Lock()
 		p.conns = append(p.conns, client, server)
 		p.mu.Unlock()
-		go p.forward(server, client, true)
-		go p.forward(client, server, false)
+		lost := new(atomic.Bool)
+		go p.forward(server, client, true, lost)
+		go p.forward(client, server, false, lost)
 	}
 }
 
-// forward copies messages: a client's first has no type.
-func (p *proxy) forward(to, from net.Conn, client bool) {
+// forward copies messages: a client's first has no type. Once the connection is
+// lost no answer passes, however soon it comes.
+func (p *proxy) forward(to, from net.Conn, client bool, lost *atomic.Bool) {
 	defer to.Close()
 	defer from.Close()
 	for first := client; ; first = false {
@@ -99,6 +101,12 @@ func (p *proxy) forward(to, from net.Conn, client bool) {
 			pass, cut = (*on)(string(body[:len(body)-1]))
 		}
 		p.await()
+		if cut {
+			lost.Store(true)
+		}
+		if !client && lost.Load() {
+			return
+		}
 		if !client && p.loseAnswer.CompareAndSwap(true, false) {
 			if p.reset.Load() {
 				_ = to.(*net.TCPConn).SetLinger(0)
