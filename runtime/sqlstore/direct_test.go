@@ -87,6 +87,7 @@ func queueing(t *testing.T, round func(*crowd) (queued bool)) {
 func (c *crowd) both() bool {
 	c.Helper()
 	queued := false
+	// They queue at once, and for no longer than the store's patience.
 	for deadline := time.Now().Add(100 * time.Millisecond); !queued && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		queued = sqlstore.Queued(c.store) == 2
 	}
@@ -349,6 +350,8 @@ func TestClaimThatLeftItsRunIsGivenBack(t *testing.T) {
 		if err := <-left; queued && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
+		// It would come at once, and is not to come at all: there is nothing to wait
+		// for but time.
 		for until := time.Now().Add(500 * time.Millisecond); queued && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 			if c.sessions("query LIKE 'DELETE%'") > 0 {
 				t.Fatal("the claim was given back before the run came to it")

@@ -150,9 +150,10 @@ func newStatement(text string) *statement {
 // literal returns the statement with its arguments written into it: bytes as
 // hexadecimal, the others as PostgreSQL's literals, so that nothing a client
 // sent can be read as SQL.
-func (s *statement) literal(args []any) string { return literals(s.text, args) }
+func (s *statement) literal(args []any) string { return fillIn(s.text, args) }
 
-func literals(template string, args []any) string {
+// fillIn puts literals in the places of the arguments.
+func fillIn(template string, args []any) string {
 	size := len(template)
 	for _, arg := range args {
 		size += len("-9223372036854775808")

@@ -499,7 +499,7 @@ func (s *Store) bindTx(way way, st *statement, args ...any) query {
 	case way == spelledOut:
 		return query{text: st.literal(args)}
 	}
-	return query{text: literals(st.execute, args)}
+	return query{text: fillIn(st.execute, args)}
 }
 
 // rowTx sends a query that returns one row or none.

@@ -30,9 +30,6 @@ type file struct {
 	size int // bytes
 	root *Node
 	err  error
-	// second is where another YAML document begins in the file, and rest its text.
-	second Position
-	rest   string
 }
 
 // Load reads and parses the file name, a slash-separated path within fsys. The
@@ -56,10 +53,13 @@ func Load(fsys fs.FS, name string) (*Document, error) {
 func (d *Document) Merged(name string) { d.merged = map[string]bool{name: true} }
 
 // Second returns where in the root file a second YAML document begins, and its
-// text, of which nothing is read.
+// text, of which nothing is parsed. Without one the text is empty.
 func (d *Document) Second() (Position, string) {
-	f := d.files[d.name]
-	return f.second, f.rest
+	data, err := fs.ReadFile(d.fsys, d.name)
+	if err != nil {
+		return Position{}, "" // it has been read before
+	}
+	return second(d.name, data)
 }
 
 // Root is the document's outermost value.
@@ -79,7 +79,6 @@ func (d *Document) open(name string) (*Node, error) {
 	} else {
 		f.size = len(data)
 		f.root, f.err = Parse(name, data)
-		f.second, f.rest = second(name, data)
 	}
 	return f.root, f.err
 }

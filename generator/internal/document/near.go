@@ -3,18 +3,23 @@ package document
 import "strings"
 
 // DidYouMean returns a clause, "; did you mean …?", that names the candidate
-// closest to text, or "" if none is close.
+// nearest to text, or "" if none is near.
 func DidYouMean(text string, candidates []string) string {
+	if nearest := Nearest(text, candidates); nearest != "" {
+		return "; did you mean " + nearest + "?"
+	}
+	return ""
+}
+
+// Nearest returns the candidate that text was likely meant to be, or "".
+func Nearest(text string, candidates []string) string {
 	best, bestDistance := "", 3
 	for _, c := range candidates {
 		if d := Distance(strings.ToLower(text), strings.ToLower(c)); d < bestDistance && d <= len(c)/2 {
 			best, bestDistance = c, d
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean " + best + "?"
+	return best
 }
 
 // Distance is the Levenshtein distance of two strings.

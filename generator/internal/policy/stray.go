@@ -44,13 +44,11 @@ var (
 // lost says why an annotation beneath a field does nothing if its name was
 // meant to be one of fields, which n has not.
 func lost(n *document.Node, name string, fields []string) string {
-	meant := document.DidYouMean(name, fields)
-	if meant == "" || slices.Contains(fields, strings.ToLower(name)) || slices.ContainsFunc(fields, func(field string) bool {
-		return n.FieldMember(field) != nil && strings.Contains(meant, " "+field+"?")
-	}) {
+	meant := document.Nearest(name, fields)
+	if meant == "" || n.FieldMember(meant) != nil {
 		return ""
 	}
-	return "would be lost beneath " + printed(name) + ", which OpenAPI does not have" + meant
+	return "would be lost beneath " + printed(name) + ", which OpenAPI does not have; did you mean " + meant + "?"
 }
 
 // free are the fields whose members are named by the document's author; opaque
