@@ -114,14 +114,10 @@ func instead(name string, fields map[string]reflect.Type) string {
 		names = append(names, field)
 	}
 	slices.Sort(names)
-	if meant := document.DidYouMean(name, names); meant != "" {
-		return meant
-	}
 	for _, field := range names {
-		if strings.HasPrefix(field, name) {
+		if strings.HasPrefix(field, name) && document.Nearest(name, names) == "" {
 			return "; did you mean " + field + "?"
 		}
 	}
-	last := len(names) - 1
-	return "; write " + strings.Join(names[:last], ", ") + " or " + names[last]
+	return document.Instead(name, names)
 }

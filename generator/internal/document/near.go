@@ -11,6 +11,23 @@ func DidYouMean(text string, candidates []string) string {
 	return ""
 }
 
+// Instead returns that clause, or one that lists all candidates.
+func Instead(text string, candidates []string) string {
+	if meant := DidYouMean(text, candidates); meant != "" {
+		return meant
+	}
+	return "; write " + OneOf(candidates)
+}
+
+// OneOf joins alternatives, of which there is one at least, as a sentence does.
+func OneOf(texts []string) string {
+	last := len(texts) - 1
+	if last == 0 {
+		return texts[0]
+	}
+	return strings.Join(texts[:last], ", ") + " or " + texts[last]
+}
+
 // Nearest returns the candidate that text was likely meant to be, or "".
 func Nearest(text string, candidates []string) string {
 	best, bestDistance := "", 3

@@ -233,12 +233,9 @@ func (r *resolver) readProfileName(n *document.Node) *document.Node {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	instead := document.DidYouMean(n.Value, names)
-	switch {
-	case len(names) == 0:
-		instead = "; write it under " + r.full("profiles") + " at the document root"
-	case instead == "":
-		instead = "; write " + oneOf(names)
+	instead := "; write it under " + r.full("profiles") + " at the document root"
+	if len(names) > 0 {
+		instead = document.Instead(n.Value, names)
 	}
 	r.reject(n.Pos, "%s: there is no profile %q%s", r.full("profile"), n.Value, instead)
 	return nil
@@ -325,9 +322,5 @@ func (r *resolver) unknown(prefix string, m document.Member, fields []field, own
 	for _, f := range fields {
 		candidates = append(candidates, f.name)
 	}
-	instead := document.DidYouMean(m.Name, candidates)
-	if instead == "" {
-		instead = "; write " + oneOf(candidates)
-	}
-	r.reject(m.Pos, "%s is not a field%s", r.full(name), instead)
+	r.reject(m.Pos, "%s is not a field%s", r.full(name), document.Instead(m.Name, candidates))
 }

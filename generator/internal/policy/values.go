@@ -63,7 +63,7 @@ func choice[T any](options ...option[T]) parser[T] {
 		} else if n.Kind == document.String {
 			hint = document.DidYouMean(n.Value, texts)
 		}
-		r.mustBe(name, n, oneOf(texts), hint)
+		r.mustBe(name, n, document.OneOf(texts), hint)
 		return *new(T), false
 	}
 }
@@ -225,13 +225,4 @@ func list(parse parser[string], identity func(string) string) parser[[]string] {
 		}
 		return values, ok
 	}
-}
-
-// oneOf joins alternatives as a sentence does.
-func oneOf(texts []string) string {
-	last := len(texts) - 1
-	if last == 0 {
-		return texts[0]
-	}
-	return strings.Join(texts[:last], ", ") + " or " + texts[last]
 }

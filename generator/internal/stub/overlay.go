@@ -2,7 +2,6 @@ package stub
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -303,7 +302,7 @@ func checkOverlay(root *document.Node, strict bool) (f form) {
 			want, known := fields[m.Name]
 			scalar := m.Value.Kind == document.Number || m.Value.Kind == document.Bool // read as text
 			if !known && !strings.HasPrefix(m.Name, "x-") {
-				reject(m.Pos, "%s has no field %s%s", name, m.Name, meant(m.Name, fields))
+				reject(m.Pos, "%s has no field %s%s", name, m.Name, document.Instead(m.Name, slices.Sorted(maps.Keys(fields))))
 			}
 			if known && want != document.Null && m.Value.Kind != document.Null && m.Value.Kind != want && !(want == document.String && scalar) {
 				reject(m.Value.Pos, "%s must be %s, not %s", m.Name, want, m.Value.Describe())
@@ -349,10 +348,4 @@ func checkOverlay(root *document.Node, strict bool) (f form) {
 		f.actions[i] = len(f.findings) > before
 	}
 	return f
-}
-
-// meant says which field was meant, or which there are.
-func meant(name string, fields map[string]document.Kind) string {
-	names := slices.Sorted(maps.Keys(fields))
-	return cmp.Or(document.DidYouMean(name, names), "; write "+strings.Join(names, ", "))
 }
