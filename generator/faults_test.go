@@ -156,3 +156,42 @@ func TestFaultsOfTheBaseGenerator(t *testing.T) {
 		})
 	}
 }
+
+// TestParametersThatClash has path parameters whose names oapi-codegen's own code
+// has, too: some only in bodies, which are read for their sake.
+func TestParametersThatClash(t *testing.T) {
+	generate := func(name string) error {
+		cfg, err := generator.ParseConfig([]byte("package: api\noutput: api.gen.go\ngenerate: {std-http-server: true, client: true, models: true}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Spec = "spec.yaml"
+		cfg.FS = fstest.MapFS{cfg.Spec: {Data: []byte(strings.ReplaceAll(`openapi: 3.0.3
+info: {title: Clashes, version: "1"}
+paths:
+  /a/{NAME}:
+    post:
+      operationId: createA
+      x-idempotent: true
+      parameters: [{name: NAME, in: path, required: true, schema: {type: string}}, {name: q, in: query, schema: {type: string}}]
+      responses: {"201": {description: done}}
+`, "NAME", name))}}
+		_, err = generator.Generate(t.Context(), cfg)
+		return err
+	}
+	for _, name := range []string{
+		"w", "r", "params", "server", "c", // parameters
+		"req", "err", "queryURL", "operationPath", "pathParam0", "handler", // variables of bodies
+		"http", "url", "fmt", // packages
+	} {
+		want := "spec.yaml:8:21: POST /a/{" + name + "}: the path parameter " + name + " has a name that oapi-codegen's own code uses"
+		if err := generate(name); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	for _, name := range []string{"id", "body", "orders"} {
+		if err := generate(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

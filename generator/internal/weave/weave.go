@@ -50,10 +50,10 @@ type edit struct {
 	text     string
 }
 
-// Parse reads a generated file from its package clause on. Names that other files of the package may
-// declare are passed in taken. Unless whole, which a file needs that is not
-// formatted or that templates of the user's are in, bodies are passed over that
-// the document does not spoil.
+// Parse reads a generated file from its package clause on. Names that other files
+// of the package may declare are passed in taken. Unless whole, which a file needs
+// that is not formatted or that templates of the user's are in, bodies are passed
+// over that the document does not spoil.
 func Parse(source string, taken []string, whole bool) (*File, error) {
 	f := &File{
 		src:     source,
