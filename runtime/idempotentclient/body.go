@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"time"
 )
 
 // A payload gives each attempt its request body.
@@ -71,6 +72,32 @@ func readAhead(resp *http.Response, limit int64) ([]byte, error) {
 	}
 	resp.Body = joined{io.MultiReader(bytes.NewReader(head), rest), resp.Body}
 	return head, err
+}
+
+// discard reads what is left of the body of an answer that is given up, so that
+// its connection serves the next attempt, and closes it. A body that has more
+// than limit bytes, or has not ended when the wait has, is closed as it is.
+func discard(body io.ReadCloser, limit int64, wait time.Duration) {
+	stop := time.AfterFunc(wait, func() { body.Close() })
+	io.CopyN(io.Discard, body, limit)
+	stop.Stop()
+	body.Close()
+}
+
+// answered is the body of an answer, whose reader may not have the answer, and
+// so learns from the error that breaks it off which key makes it safe to call again.
+type answered struct {
+	io.ReadCloser
+	key      string
+	attempts int
+}
+
+func (a answered) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = &Error{Key: a.key, Attempts: a.attempts, Err: err}
+	}
+	return n, err
 }
 
 // broken repeats the error that ended a body.

@@ -92,37 +92,45 @@ func (c *Call) settleKey() error {
 // Do sends the request, as the request editors left it, through client, and
 // repeats it as the package comment says. It returns the last answer whatever
 // its status, or an [*Error] when the last attempt had none, or an error with
-// [ErrNotSent] in its chain. As with [http.Client] the caller closes the body of
+// [ErrNotSent] in its chain. Where an answer breaks off, reading its body returns
+// an [*Error] too. As with [http.Client] the caller closes the body of
 // an answer, and the body of the request is closed.
 func (c *Call) Do(client Doer) (*http.Response, error) {
-	if err := c.settleKey(); err != nil {
+	ctx := c.req.Context()
+	err := c.settleKey()
+	if err == nil && ctx.Err() != nil {
+		err = notSent("%w", ctx.Err())
+	}
+	if err != nil {
 		if c.req.Body != nil {
 			c.req.Body.Close()
 		}
 		return nil, err
 	}
-	ctx := c.req.Context()
 	limits := c.config.retry.or(c.op.Retry).or(defaultRetry)
 	limit := cmp.Or(max(c.config.bodyLimit, 0), defaultBodyLimit)
 	body := payload{once: c.req.Body}
 	if !c.config.noRetry && !c.op.NoRetry && limits.MaxAttempts > 1 && ctx.Value(withoutRetry{}) == nil {
-		var err error
 		if body, err = newPayload(ctx, c.req, c.body, limit); err != nil {
 			return nil, err
 		}
 	}
 
 	begun := time.Now()
+	var last *Problem // the last answer, if it said that a request with the key is in flight
 	for number, counted := 1, 0; ; number++ {
 		got, err := c.attempt(ctx, client, body, limit)
 		if err != nil && number == 1 {
 			return nil, notSent("opening its body: %w", err)
 		}
 		if err != nil {
-			return nil, &Error{Key: c.key, Attempts: number - 1, Err: err}
+			return nil, &Error{Key: c.key, Attempts: number - 1, Err: err, InFlight: last}
 		}
 		again, cost := c.judge(client, got)
 		counted += cost
+		if got.err == nil {
+			last = got.inFlight()
+		}
 		wait := backoff(limits, number, got.resp)
 		deadline, bounded := ctx.Deadline()
 		again = again && body.open != nil && counted < limits.MaxAttempts &&
@@ -131,17 +139,22 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 		c.observe(ctx, number, got, again, wait)
 		if !again {
 			if got.err != nil {
-				got.err = &Error{Key: c.key, Attempts: number, Err: got.err}
+				got.err = &Error{Key: c.key, Attempts: number, Err: got.err, InFlight: last}
+			} else if got.resp.StatusCode != http.StatusSwitchingProtocols { // whose body is also written to
+				got.resp.Body = answered{got.resp.Body, c.key, number}
 			}
 			return got.resp, got.err
 		}
+		waited := time.After(wait)
 		if got.resp != nil {
-			got.resp.Body.Close()
+			discard(got.resp.Body, limit, wait)
 		}
 		select {
-		case <-time.After(wait):
+		case <-waited:
 		case <-ctx.Done():
-			return nil, &Error{Key: c.key, Attempts: number, Err: ctx.Err()}
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, &Error{Key: c.key, Attempts: number, Err: err, InFlight: last}
 		}
 	}
 }
@@ -193,6 +206,9 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 	var head []byte
 	head, got.cut = readAhead(got.resp, limit)
 	got.note(got.resp, c.op.Marker, head)
+	if got.resp.StatusCode == http.StatusConflict && got.problem == nil && !got.replayed && c.config.conflicts {
+		got.problem = &Problem{Code: InFlight, Status: http.StatusConflict, Key: c.key}
+	}
 	return got, nil
 }
 

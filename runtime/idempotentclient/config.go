@@ -104,8 +104,9 @@ func NoRetry() Option {
 }
 
 // WithConflictsInFlight takes a 409 without a problem type for "the first
-// request is still in flight", and repeats it. It is for servers that do not
-// send problem details and use 409 for nothing else.
+// request is still in flight": it is repeated, and [Check] says [InFlight] of it.
+// It is for servers that do not send problem details and use 409 for nothing
+// else.
 func WithConflictsInFlight() Option {
 	return func(c *Config) { c.conflicts = true }
 }

@@ -79,12 +79,13 @@ func KeyOf(resp *http.Response) string {
 	return ""
 }
 
-// An Error is why a call has no answer. The request may have taken effect: only
+// An Error is why a call has no answer, or not the whole one. The request may have taken effect: only
 // the same key makes it safe to call again.
 type Error struct {
-	Key      string // the key that was used; empty for a natural operation
-	Attempts int    // how many times it was tried
-	Err      error  // the last attempt's error, or the context's
+	Key      string   // the key that was used; empty for a natural operation
+	Attempts int      // how many times it was tried
+	Err      error    // the last attempt's error, or the context's
+	InFlight *Problem // the last answer, if it was that the first request with the key is under way
 }
 
 func (e *Error) Error() string {
@@ -94,8 +95,13 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("no answer after attempt %d with idempotency key %q: %v", e.Attempts, e.Key, e.Err)
 }
 
-// Unwrap returns e.Err.
-func (e *Error) Unwrap() error { return e.Err }
+// Unwrap returns e.Err and, unless it is nil, e.InFlight.
+func (e *Error) Unwrap() []error {
+	if e.InFlight == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Err, e.InFlight}
+}
 
 // An exchange is what is remembered of the attempt that a response answers. It
 // travels in the context of the response's request.
@@ -103,6 +109,15 @@ type exchange struct {
 	key      string
 	replayed bool
 	problem  *Problem
+}
+
+// inFlight returns the problem of an answer that says that the first request
+// with the key is still under way, and nil for any other.
+func (e *exchange) inFlight() *Problem {
+	if e.replayed || e.problem == nil || e.problem.Code != InFlight || e.problem.Status != http.StatusConflict {
+		return nil
+	}
+	return e.problem
 }
 
 type exchangeKey struct{}

@@ -51,7 +51,7 @@ var profiles = []profile{
 			return idempotency.Response{Status: p.Status, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte("Conflict")}
 		})},
 		options:  []idempotentclient.Option{idempotentclient.WithConflictsInFlight()},
-		replayed: 201, mismatch: "409", failed: "500 replayed, 1 runs",
+		replayed: 201, mismatch: "409 idempotency-in-flight", failed: "500 replayed, 1 runs",
 	},
 	{
 		name: "NENE2",

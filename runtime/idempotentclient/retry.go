@@ -15,23 +15,11 @@ func (c *Call) judge(client Doer, got result) (again bool, cost int) {
 	switch {
 	case got.err != nil: // a client that returns an answer too has decided
 		return got.resp == nil && !permanent(client, got.err, got.sends), max(1, got.sends)
-	case c.inFlight(got.resp, got.exchange):
+	case got.inFlight() != nil:
 		return true, 0
 	default:
 		return repeatable(got.resp, got.exchange, got.cut), max(1, got.sends-c.redirects(got.resp))
 	}
-}
-
-// inFlight reports whether resp says that the first request with the key is
-// still under way.
-func (c *Call) inFlight(resp *http.Response, e *exchange) bool {
-	if resp.StatusCode != http.StatusConflict || e.replayed {
-		return false
-	}
-	if e.problem == nil {
-		return c.config.conflicts
-	}
-	return e.problem.Code == InFlight
 }
 
 // repeatable reports whether another attempt may end better than with resp,

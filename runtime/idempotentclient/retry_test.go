@@ -101,6 +101,15 @@ func TestConflictsWithoutProblemsAreInFlightByOption(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			server := &memory{answers: []http.HandlerFunc{test.answer, answer(201)}}
 			c := api{Client: server, idempotency: conflicts}
+			resp, err := c.CreateOrder(idempotentclient.WithoutRetry(t.Context()), "", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var refused *idempotentclient.Problem
+			if got := errors.As(idempotentclient.Check(resp), &refused) && refused.Code == idempotentclient.InFlight; got != test.again {
+				t.Errorf("Check says %v", idempotentclient.Check(resp))
+			}
+			server.seen = nil
 			if _, err := c.CreateOrder(t.Context(), "", nil); err != nil {
 				t.Fatal(err)
 			}
@@ -249,6 +258,59 @@ func TestNoAttemptOnceTheContextIsDone(t *testing.T) {
 				t.Fatalf("got %v, %v after %d requests and %v; want the answer at once", resp, err, len(server.seen), time.Since(begun))
 			}
 		})
+	})
+	t.Run("in flight past the deadline", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			server := &memory{answers: []http.HandlerFunc{
+				problem(409, "urn:x:idempotency-in-flight"),
+				func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+			}}
+			c := api{Client: doerFunc(func(r *http.Request) (*http.Response, error) {
+				resp, err := server.Do(r)
+				if r.Context().Err() != nil {
+					return nil, r.Context().Err()
+				}
+				return resp, err
+			})}
+			_, err := c.call(ctx, &idempotentclient.Operation{}, "/", "mine", nil)
+			var refused *idempotentclient.Problem
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &refused) || refused.Code != idempotentclient.InFlight || refused.Key != "mine" {
+				t.Fatalf("got %v", err)
+			}
+			server.oneKey(t, 2, "")
+		})
+	})
+	t.Run("another answer than in flight before the deadline", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			server := &memory{answers: []http.HandlerFunc{problem(409, "urn:x:idempotency-in-flight"), answer(503)}}
+			c := api{Client: doerFunc(func(r *http.Request) (*http.Response, error) {
+				if len(server.seen) == 2 {
+					<-r.Context().Done()
+				}
+				return server.Do(r)
+			})}
+			_, err := c.call(ctx, &idempotentclient.Operation{}, "/", "mine", nil)
+			var refused *idempotentclient.Problem
+			if !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &refused) {
+				t.Fatalf("got %v", err)
+			}
+		})
+	})
+	t.Run("before the first attempt", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		server := &memory{answers: []http.HandlerFunc{answer(201)}}
+		c := api{Client: server}
+		_, err := c.CreateOrder(ctx, "", nil, func(context.Context, *http.Request) error { cancel(); return nil })
+		if !errors.Is(err, context.Canceled) || !errors.Is(err, idempotentclient.ErrNotSent) {
+			t.Fatalf("got %v", err)
+		}
+		if len(server.seen) != 0 {
+			t.Fatalf("%d requests", len(server.seen))
+		}
 	})
 	t.Run("cancelled during the attempt", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -113,6 +113,26 @@ func TestAFinalAnswerThatBreaksOffIsNotRepeated(t *testing.T) {
 	seen.oneKey(t, 1, "order")
 }
 
+// Whoever reads the body may never see the answer, as the callers of
+// ClientWithResponses.
+func TestABodyThatBreaksOffNamesTheKey(t *testing.T) {
+	url, seen := wire(t, sayAndClose("HTTP/1.1 201 Created\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"))
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	var lost *idempotentclient.Error
+	if string(text) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) || !errors.As(err, &lost) || lost.Attempts != 1 {
+		t.Fatalf("got %q, %v", text, err)
+	}
+	if key := seen.oneKey(t, 1, "order"); lost.Key != key {
+		t.Errorf("the error names the key %q, want %q", lost.Key, key)
+	}
+}
+
 func TestAStreamIsNotReadAhead(t *testing.T) {
 	url, _ := wire(t, func(c *net.TCPConn, r *bufio.Reader, seen *log) {
 		say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n6\r\ndata:\n\r\n")(c, r, seen)
@@ -299,19 +319,24 @@ func TestAttemptsShareAConnection(t *testing.T) {
 		busy,
 		say(http11(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "application/problem+json")),
 		say("HTTP/1.1 503 Busy\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"),
+		func(c *net.TCPConn, r *bufio.Reader, seen *log) {
+			say("HTTP/1.1 503 Busy\r\nContent-Type: text/plain\r\nRetry-After: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n")(c, r, seen)
+			io.WriteString(c, "0\r\n\r\n")
+		},
 		created)
 	client, dials := netClient(t), 0
 	client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		dials++
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-	c := api{Server: url, Client: client}
+	c := api{Server: url, Client: client, idempotency: idempotentclient.NewConfig(
+		idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 5, Max: 300 * time.Millisecond}))}
 	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	drain(t, resp)
-	seen.oneKey(t, 4, "order")
+	seen.oneKey(t, 5, "order")
 	if dials != 1 {
 		t.Fatalf("%d connections, want 1", dials)
 	}

@@ -107,7 +107,8 @@ export interface Options {
   noRetry?: boolean;
   /**
    * Takes a 409 without a problem type for "the first request is still in
-   * flight". For servers that send no problem details and use 409 for nothing else.
+   * flight": it is repeated, and problemOf says so of it. For servers that send
+   * no problem details and use 409 for nothing else.
    */
   conflictsInFlight?: boolean;
   /** How many bytes of a body are held in memory; a larger request is sent once. Default: 1048576. */
@@ -159,12 +160,15 @@ export class NoAnswerError extends Error {
   readonly attempts: number;
   /** Why the last attempt has no answer. */
   override readonly cause: unknown;
+  /** The last answer, if it was that the first request with the key is under way. */
+  readonly inFlight: Problem | undefined;
 
-  constructor(key: string | undefined, attempts: number, cause: unknown) {
+  constructor(key: string | undefined, attempts: number, cause: unknown, inFlight: Problem | undefined) {
     super(`no answer after attempt ${attempts}${key === undefined ? "" : ` with idempotency key "${key}"`}: ${String(cause)}`);
     this.key = key;
     this.attempts = attempts;
     this.cause = cause;
+    this.inFlight = inFlight;
   }
 }
 
@@ -233,6 +237,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     // Undefined: too large to be repeated. The request itself is untouched.
     const body = retry.maxAttempts > 1 ? await readUpTo(request.clone(), limit) : undefined;
     const begun = performance.now();
+    let last: Problem | undefined; // the last answer, if it said that a request with the key is in flight
     for (let number = 1, counted = 0; ; number++) {
       const result = await attempt(body === undefined ? request : copy(request, body), policy, key);
       const { again, cost } = judge(result);
@@ -245,6 +250,9 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
         wait <= retry.maxElapsed - (performance.now() - begun) &&
         !request.signal.aborted;
       const { response, error } = result;
+      if (response !== undefined) {
+        last = cost === 0 ? problemOf(response) : undefined;
+      }
       options.onAttempt?.({
         operation: policy.id, key, number, status: response?.status, error,
         again: repeat, wait: repeat ? wait : 0,
@@ -254,7 +262,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
           return response;
         }
         request.signal.throwIfAborted();
-        throw new NoAnswerError(key, number, error);
+        throw new NoAnswerError(key, number, error, last);
       }
       discard(response?.body);
       await sleep(wait, request.signal);
@@ -277,7 +285,10 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     } catch (cut) {
       error = cut;
     }
-    const problem = readProblem(response, head);
+    let problem = readProblem(response, head);
+    if (problem === undefined && response.status === 409 && !replayed && options.conflictsInFlight === true) {
+      problem = { code: inFlight, status: 409, type: "", title: "", detail: "", key };
+    }
     exchanges.set(response, {
       key, replayed,
       problem: problem !== undefined && isCode(problem.code) ? { ...problem, code: problem.code, key } : undefined,
@@ -290,7 +301,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     if (response === undefined) {
       return { again: true, cost: 1 };
     }
-    if (response.status === 409 && !replayed && (code === undefined ? options.conflictsInFlight === true : code === inFlight)) {
+    if (response.status === 409 && !replayed && code === inFlight) {
       return { again: true, cost: 0 };
     }
     if (repeatable.includes(response.status)) {

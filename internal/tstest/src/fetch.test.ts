@@ -85,6 +85,21 @@ test("a 409 without a problem is in flight if the options say so", async (t) => 
   const { seen, post } = await order(t, [answer(409, "Request in progress"), created], { conflictsInFlight: true });
   assert.equal((await post()).status, 201);
   oneKey(seen, 2);
+  const { post: once } = await order(t, [answer(409, "Request in progress")], { conflictsInFlight: true, noRetry: true });
+  assert.equal(problemOf(await once())?.code, "idempotency-in-flight");
+});
+
+test("a call without an answer tells that the first request was in flight", async (t) => {
+  const busy = problem(409, "urn:x:idempotency-in-flight");
+  const noAnswer = async (steps: Step[]) => {
+    const { post } = await order(t, steps, { retry: { maxAttempts: 2 } });
+    return post().then(
+      () => assert.fail("there was an answer"),
+      (error) => (error instanceof NoAnswerError ? error.inFlight?.code : assert.fail(String(error))),
+    );
+  };
+  assert.equal(await noAnswer([busy, reset]), "idempotency-in-flight");
+  assert.equal(await noAnswer([busy, busy, answer(503, ""), reset]), undefined);
 });
 
 test("the last answer is returned when no attempt is left", async (t) => {
