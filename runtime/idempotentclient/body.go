@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
-	"time"
 )
 
 // A payload gives each attempt its request body.
@@ -56,48 +55,60 @@ type joined struct {
 	io.Closer
 }
 
+// problemLimit is how much is read of a refusal at least: what a guard says of
+// the key decides whether the call may be repeated.
+const problemLimit = 64 << 10
+
 // readAhead reads at most limit bytes of an answer that is JSON or of known
-// length, and returns them with the error that broke it off. The answer can
-// still be read whole, up to that error. Other answers may be streams, for
-// which it does not wait.
-func readAhead(resp *http.Response, limit int64) ([]byte, error) {
+// length, and returns them, with whether that was all and the error that broke
+// it off. The answer can still be read whole, up to that error. Other answers may
+// be streams, for which it does not wait.
+func readAhead(resp *http.Response, limit int64) (head []byte, ended bool, cut error) {
+	if resp.StatusCode >= 400 {
+		limit = max(limit, problemLimit)
+	}
+	if resp.Body == http.NoBody {
+		return nil, true, nil
+	}
 	known := resp.ContentLength > 0 && resp.ContentLength <= limit
 	if !known && !isJSON(resp.Header) {
-		return nil, nil
+		return nil, false, nil
 	}
-	head, err := io.ReadAll(io.LimitReader(resp.Body, limit))
+	head, cut = io.ReadAll(io.LimitReader(resp.Body, limit))
 	var rest io.Reader = resp.Body
-	if err != nil {
-		rest = broken{err}
+	if cut != nil {
+		rest = broken{cut}
 	}
 	resp.Body = joined{io.MultiReader(bytes.NewReader(head), rest), resp.Body}
-	return head, err
+	return head, cut == nil && int64(len(head)) < limit, cut
 }
 
-// discard reads what is left of the body of an answer that is given up, so that
-// its connection serves the next attempt, and closes it. A body that has more
-// than limit bytes, or has not ended when the wait has, is closed as it is.
-func discard(body io.ReadCloser, limit int64, wait time.Duration) {
-	stop := time.AfterFunc(wait, func() { body.Close() })
-	io.CopyN(io.Discard, body, limit)
-	stop.Stop()
-	body.Close()
-}
-
-// answered is the body of an answer, whose reader may not have the answer, and
-// so learns from the error that breaks it off which key makes it safe to call again.
+// answered is the body of the last answer, with which its attempt ends. Whoever
+// reads it may not have the answer, and so learns from the error that breaks it
+// off which key makes it safe to call again.
 type answered struct {
 	io.ReadCloser
-	key      string
-	attempts int
+	lost Error
+	stop func()
 }
 
-func (a answered) Read(p []byte) (int, error) {
+func (a *answered) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		err = &Error{Key: a.key, Attempts: a.attempts, Err: err}
+	if err == nil {
+		return n, nil
+	}
+	a.stop()
+	if err != io.EOF {
+		lost := a.lost
+		lost.Err = err
+		err = &lost
 	}
 	return n, err
+}
+
+func (a *answered) Close() error {
+	defer a.stop()
+	return a.ReadCloser.Close()
 }
 
 // broken repeats the error that ended a body.

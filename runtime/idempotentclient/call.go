@@ -3,17 +3,20 @@ package idempotentclient
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-// A Doer sends requests; [http.Client] is one.
+// A Doer sends requests; [http.Client] is one. What it does, and the body of its
+// answer, must end with the request's context.
 type Doer interface {
 	Do(*http.Request) (*http.Response, error)
 }
@@ -29,6 +32,7 @@ type Call struct {
 	key   string
 	given bool // by the caller, so that no editor may change it
 	err   error
+	hop   *exchange // the call's last one, if the call goes on behind a redirect
 }
 
 // Start begins a call of op and attaches its key to req, before request editors
@@ -36,6 +40,10 @@ type Call struct {
 func (c *Config) Start(op *Operation, req *http.Request) *Call {
 	call := &Call{config: c, op: op, req: req, body: req.Body}
 	if op.Natural {
+		// Parameters that must be given have the nil UUID where they were not.
+		if values := fieldValues(req.Header, call.header()); len(slices.DeleteFunc(values, absent)) == 0 {
+			removeField(req.Header, call.header())
+		}
 		return call
 	}
 	ctx := req.Context()
@@ -116,39 +124,41 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 		}
 	}
 
-	begun := time.Now()
-	var last *Problem // the last answer, if it said that a request with the key is in flight
-	for number, counted := 1, 0; ; number++ {
-		got, err := c.attempt(ctx, client, body, limit)
+	begun, counted := time.Now(), 0
+	if c.hop != nil {
+		begun, counted = c.hop.begun, c.hop.counted
+	}
+	unsent := isNetHTTP(client) // as far as is known
+	var last *Problem           // the last answer, if it said that a request with the key is in flight
+	for number := 1; ; number++ {
+		got, err := c.attempt(ctx, client, body, limit, limits.MaxAttempts-counted)
 		if err != nil && number == 1 {
 			return nil, notSent("opening its body: %w", err)
 		}
 		if err != nil {
 			return nil, &Error{Key: c.key, Attempts: number - 1, Err: err, InFlight: last}
 		}
+		unsent = unsent && got.unsent
 		again, cost := c.judge(client, got)
-		counted += cost
-		if got.err == nil {
+		if got.err == nil && got.cut == nil {
 			last = got.inFlight()
 		}
-		wait := backoff(limits, number, got.resp)
+		left := limits.MaxElapsed - time.Since(begun)
+		wait := backoff(limits, number, got.resp, left)
 		deadline, bounded := ctx.Deadline()
-		again = again && body.open != nil && counted < limits.MaxAttempts &&
-			wait <= limits.MaxElapsed-time.Since(begun) &&
+		again = again && body.open != nil && counted+cost < limits.MaxAttempts && left > 0 && wait <= left &&
 			ctx.Err() == nil && (!bounded || wait < time.Until(deadline))
 		c.observe(ctx, number, got, again, wait)
 		if !again {
-			if got.err != nil {
-				got.err = &Error{Key: c.key, Attempts: number, Err: got.err, InFlight: last}
-			} else if got.resp.StatusCode != http.StatusSwitchingProtocols { // whose body is also written to
-				got.resp.Body = answered{got.resp.Body, c.key, number}
+			got.begun, got.counted = begun, counted
+			if got.err != nil && unsent {
+				got.err = notSent("%w", got.err)
 			}
-			return got.resp, got.err
+			return c.finish(got, number, last)
 		}
+		counted += cost
 		waited := time.After(wait)
-		if got.resp != nil {
-			discard(got.resp.Body, limit, wait)
-		}
+		got.discard(limit, wait)
 		select {
 		case <-waited:
 		case <-ctx.Done():
@@ -159,57 +169,122 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 	}
 }
 
+// finish returns how the last attempt ended, as the caller is to have it.
+func (c *Call) finish(got result, number int, last *Problem) (*http.Response, error) {
+	lost := Error{Key: c.key, Attempts: number, Err: got.err, InFlight: last}
+	switch {
+	case got.err != nil:
+		got.stop()
+		return got.resp, &lost
+	case got.ended:
+		got.stop()
+	case got.resp.StatusCode != http.StatusSwitchingProtocols: // whose body is also written to
+		got.resp.Body = &answered{ReadCloser: got.resp.Body, lost: lost, stop: got.stop}
+	}
+	return got.resp, nil
+}
+
 // A result is how one attempt ended.
 type result struct {
 	*exchange
-	resp  *http.Response
-	err   error // from the client
-	cut   error // what broke off the answer's body
-	sends int   // how many times net/http tried to send the request; 0 if it was not asked
+	resp    *http.Response
+	err     error  // from the client
+	ended   bool   // the answer's body was read to its end
+	cut     error  // what broke off the answer's body
+	stop    func() // ends the attempt, and with it what is left of the answer's body
+	unsent  bool   // net/http asked for a connection and got none
+	sends   int    // how many times net/http tried to send the request; 0 if it was not asked
+	answers int    // how many times an answer to it began
 }
 
-// attempt makes one attempt. Its error is that of opening the body.
-func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int64) (result, error) {
+var errResent = errors.New("net/http has sent the request again by itself, as often as it may be, and got no answer")
+
+// attempt makes one attempt, which may send the request left times. Its error is
+// that of opening the body.
+func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int64, left int) (result, error) {
 	got := result{exchange: &exchange{key: c.key}}
+	valued := context.WithValue(ctx, exchangeKey{}, got.exchange)
+	ctx, stop := context.WithCancelCause(valued)
+	got.stop = func() { stop(nil) }
+
 	// A connection may be asked for in vain, as one of HTTP/2 that is going away.
-	var asked, wrote atomic.Int32
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn:      func(string) { asked.Add(1) },
-		WroteHeaders: func() { wrote.Add(1) },
-	})
+	var asked, reached, sent, answers atomic.Int32
+	bound := func() {
+		if body.open != nil && int(sent.Load()-answers.Load()) >= left {
+			stop(errResent)
+		}
+	}
+	trace := &httptrace.ClientTrace{
+		GetConn:              func(string) { bound(); asked.Add(1) },
+		GotConn:              func(httptrace.GotConnInfo) { reached.Add(1) },
+		GotFirstResponseByte: func() { answers.Add(1) },
+	}
+	if c.op.Natural {
+		trace.WroteHeaders = func() { sent.Add(1) }
+	} else { // requests of others, such as one for a token, may have the context, but not the key
+		trace.WroteHeaderField = func(name string, values []string) {
+			if strings.EqualFold(name, c.header()) && slices.Contains(values, c.key) {
+				bound()
+				sent.Add(1)
+			}
+		}
+	}
 	// Clients may change a request, so each attempt has its own.
-	req := c.req.Clone(context.WithValue(ctx, exchangeKey{}, got.exchange))
+	req := c.req.Clone(httptrace.WithClientTrace(ctx, trace))
 	if body.open != nil {
 		var err error
 		if req.Body, err = body.open(); err != nil {
+			got.stop()
 			return got, err
 		}
 		req.GetBody = body.open
 	} else {
-		req.Body = body.once
+		req.Body, req.Trailer = body.once, c.req.Trailer // which the body may fill in at its end
 		if !same(body.once, c.body) {
 			req.GetBody = nil // it may be that of a body that an editor replaced
 		}
 	}
 
 	got.resp, got.err = client.Do(req)
-	got.sends = int(cmp.Or(wrote.Load(), asked.Load()))
+	got.over.Store(true)
+	got.unsent = asked.Load() > 0 && reached.Load() == 0 && sent.Load() == 0
+	got.sends, got.answers = int(cmp.Or(sent.Load(), asked.Load())), int(answers.Load())
+	if got.err == nil && got.resp == nil {
+		got.err = errors.New("the client returned neither an answer nor an error")
+	}
 	if got.err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errResent) {
+			got.err = cause
+		}
 		return got, nil
 	}
 	if exchangeOf(got.resp) != got.exchange { // not every client is net/http's
 		got.resp.Request = req
 	}
+	got.resp.Request = got.resp.Request.WithContext(valued) // the other ends with the attempt
 	if got.resp.Body == nil {
 		got.resp.Body = http.NoBody
 	}
 	var head []byte
-	head, got.cut = readAhead(got.resp, limit)
+	head, got.ended, got.cut = readAhead(got.resp, limit)
 	got.note(got.resp, c.op.Marker, head)
 	if got.resp.StatusCode == http.StatusConflict && got.problem == nil && !got.replayed && c.config.conflicts {
 		got.problem = &Problem{Code: InFlight, Status: http.StatusConflict, Key: c.key}
 	}
 	return got, nil
+}
+
+// discard gives an answer up. What is left of its body is read, so that its
+// connection serves the next attempt, unless it is more than limit bytes or has
+// not ended when the wait has.
+func (r result) discard(limit int64, wait time.Duration) {
+	if r.resp != nil {
+		late := time.AfterFunc(wait, r.stop)
+		io.CopyN(io.Discard, r.resp.Body, limit)
+		late.Stop()
+		r.resp.Body.Close()
+	}
+	r.stop()
 }
 
 func (c *Call) observe(ctx context.Context, number int, got result, again bool, wait time.Duration) {

@@ -20,9 +20,9 @@
 //
 // # What is repeated
 //
-// Network errors, 2xx answers whose body breaks off, and the statuses 408, 425,
-// 429, 500, 502, 503 and 504 are repeated with the same key and the same body,
-// at most [Retry].MaxAttempts times. A 409 is repeated when its problem type
+// Network errors, 2xx answers and conflicts in JSON whose body breaks off, and the
+// statuses 408, 425, 429, 500, 502, 503 and 504 are repeated with the same key and
+// the same body, at most [Retry].MaxAttempts times. A 409 is repeated when its problem type
 // says that the first request is still in flight; such answers do not count as
 // attempts, so that a call can outlive another's lease. Nothing is repeated
 // after any other answer, a replayed one that came whole, one that says that the
@@ -30,8 +30,8 @@
 // cannot mend, such as a certificate that does not verify.
 //
 // The wait before attempt n+1 is random between zero and Base doubled n-1 times,
-// at most Max; a Retry-After that asks for more is followed up to Max. No attempt
-// begins later than MaxElapsed after the first, and none is cut short by it:
+// at most Max and what is left of MaxElapsed; a Retry-After that asks for more is
+// followed up to Max. No attempt begins later than MaxElapsed after the first, and none is cut short by it:
 // bound an attempt with the Timeout of the http.Client, and a call with its
 // context. When no attempt is left the last answer is returned as it came.
 //
@@ -40,9 +40,11 @@
 // an answer can be asked for again, JSON answers and those of known length are
 // read up to the same limit before the call returns.
 //
-// Requests that the client below sends by itself count as attempts: net/http
-// repeats requests that have the field Idempotency-Key when a kept-alive
-// connection turns out to be broken, and some clients retry on their own.
+// Requests that the client below sends by itself count as attempts, and a call
+// that may be repeated ends when they get no answer and are as many as it may
+// have: net/http repeats requests that have the field Idempotency-Key when a
+// kept-alive connection turns out to be broken, and some clients retry on their
+// own.
 //
 // # Across a restart
 //

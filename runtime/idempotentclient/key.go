@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -14,8 +15,10 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-// ErrNotSent is in the chain of every error of a call that failed before
-// anything was sent: the call had no effect, and its key is as good as new.
+// ErrNotSent is in the chain of the error of a call of which nothing was sent:
+// it had no effect, and its key is as good as new. So it is where the call was
+// refused here, and where net/http's client got no connection for any attempt;
+// clients of other kinds do not tell.
 var ErrNotSent = errors.New("idempotentclient: the request was not sent")
 
 func notSent(format string, args ...any) error {
@@ -59,6 +62,9 @@ func checkKey(key string) error {
 	if absent(key) {
 		return notSent("the idempotency key is blank or the nil UUID; give another, or none to have one made")
 	}
+	if strings.TrimSpace(key) != key {
+		return notSent("the idempotency key %q begins or ends with a space, which does not arrive; remove it", key)
+	}
 	for _, b := range []byte(key) {
 		if b < ' ' || b > '~' {
 			return notSent("the idempotency key has the byte %#x; use printable ASCII only", b)
@@ -82,12 +88,12 @@ func fieldValues(h http.Header, name string) []string {
 // setField makes value the only value of a header field, however its name was
 // spelt in the map.
 func setField(h http.Header, name, value string) {
-	for k := range h {
-		if strings.EqualFold(k, name) {
-			delete(h, k)
-		}
-	}
+	removeField(h, name)
 	h.Set(name, value)
+}
+
+func removeField(h http.Header, name string) {
+	maps.DeleteFunc(h, func(k string, _ []string) bool { return strings.EqualFold(k, name) })
 }
 
 // UUIDv4 returns a random UUID (RFC 9562), the default key.

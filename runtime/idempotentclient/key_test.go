@@ -200,6 +200,34 @@ func TestANaturalOperationIsRepeatedWithoutAKey(t *testing.T) {
 	}
 }
 
+// Without a key there is none to be in flight, nor one to be sent.
+func TestANaturalOperationHasNoKey(t *testing.T) {
+	op := idempotentclient.Operation{ID: "putOrder", Natural: true, Retry: createOrder.Retry}
+	for _, opts := range [][]idempotentclient.Option{nil, {idempotentclient.WithConflictsInFlight()}} {
+		for _, refuse := range []http.HandlerFunc{answer(409), problem(409, "urn:x:idempotency-in-flight")} {
+			server := &memory{answers: []http.HandlerFunc{refuse, answer(200)}}
+			c := api{Client: server, idempotency: idempotentclient.NewConfig(opts...)}
+			resp, err := c.call(t.Context(), &op, "/orders/1", "00000000-0000-0000-0000-000000000000", nil)
+			if err != nil || resp.StatusCode != 409 {
+				t.Fatalf("got %v, %v", resp, err)
+			}
+			if len(server.seen) != 1 || len(server.seen[0].keys) != 0 {
+				t.Fatalf("the server saw %v", server.seen)
+			}
+		}
+	}
+}
+
+func TestAKeyThatWouldNotArriveIsRefused(t *testing.T) {
+	for _, key := range []string{" ab", "ab ", "ab\t"} {
+		server := &memory{answers: []http.HandlerFunc{answer(201)}}
+		c := api{Client: server}
+		if _, err := c.CreateOrder(idempotentclient.WithKey(t.Context(), key), "", nil); !errors.Is(err, idempotentclient.ErrNotSent) {
+			t.Errorf("%q: got %v", key, err)
+		}
+	}
+}
+
 func TestAnotherHeaderField(t *testing.T) {
 	var got http.Header
 	server := &memory{answers: []http.HandlerFunc{func(_ http.ResponseWriter, r *http.Request) { got = r.Header }}}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
@@ -79,8 +81,9 @@ func KeyOf(resp *http.Response) string {
 	return ""
 }
 
-// An Error is why a call has no answer, or not the whole one. The request may have taken effect: only
-// the same key makes it safe to call again.
+// An Error is why a call has no answer, or not the whole one. Unless [ErrNotSent]
+// is in its chain, the request may have taken effect: only the same key makes it
+// safe to call again.
 type Error struct {
 	Key      string   // the key that was used; empty for a natural operation
 	Attempts int      // how many times it was tried
@@ -89,10 +92,14 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Key == "" {
-		return fmt.Sprintf("no answer after attempt %d: %v", e.Attempts, e.Err)
+	text := fmt.Sprintf("no answer after attempt %d", e.Attempts)
+	if e.Key != "" {
+		text += fmt.Sprintf(" with idempotency key %q", e.Key)
 	}
-	return fmt.Sprintf("no answer after attempt %d with idempotency key %q: %v", e.Attempts, e.Key, e.Err)
+	if e.InFlight != nil {
+		text += ", of which the last answer was that it is in flight"
+	}
+	return fmt.Sprintf("%s: %v", text, e.Err)
 }
 
 // Unwrap returns e.Err and, unless it is nil, e.InFlight.
@@ -109,12 +116,17 @@ type exchange struct {
 	key      string
 	replayed bool
 	problem  *Problem
+	over     atomic.Bool // the client has answered or failed
+
+	// What the call had spent before, if this is its last.
+	begun   time.Time
+	counted int
 }
 
 // inFlight returns the problem of an answer that says that the first request
 // with the key is still under way, and nil for any other.
 func (e *exchange) inFlight() *Problem {
-	if e.replayed || e.problem == nil || e.problem.Code != InFlight || e.problem.Status != http.StatusConflict {
+	if e.key == "" || e.replayed || e.problem == nil || e.problem.Code != InFlight || e.problem.Status != http.StatusConflict {
 		return nil
 	}
 	return e.problem

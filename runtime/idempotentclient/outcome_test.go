@@ -1,6 +1,7 @@
 package idempotentclient_test
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -61,6 +62,43 @@ func TestCheckNamesTheRefusal(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What a guard says is read whole, however little of other answers is.
+func TestASmallBodyLimitHidesNoRefusal(t *testing.T) {
+	detail := `,"detail":"` + strings.Repeat("x", 200) + `"}`
+	for _, test := range []struct {
+		code     idempotentclient.Code
+		status   int
+		attempts int
+	}{
+		{idempotentclient.OutcomeUnknown, 503, 1},
+		{idempotentclient.KeyReused, 422, 1},
+		{idempotentclient.InFlight, 409, 9},
+	} {
+		server := &memory{}
+		for range 9 {
+			server.answers = append(server.answers, body(test.status, `{"type":"urn:x:`+string(test.code)+`"`+detail, "Content-Type", "application/problem+json"))
+		}
+		server.answers = append(server.answers, answer(201))
+		c := api{Client: server, idempotency: idempotentclient.NewConfig(idempotentclient.WithBodyLimit(64),
+			idempotentclient.WithObserver(func(_ context.Context, a idempotentclient.Attempt) {
+				if a.Again != (test.attempts > 1) && a.Status != 201 {
+					t.Errorf("%s: attempt %d: again is %v", test.code, a.Number, a.Again)
+				}
+			}))}
+		resp, err := c.CreateOrder(t.Context(), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var refused *idempotentclient.Problem
+		if test.attempts == 1 && (!errors.As(idempotentclient.Check(resp), &refused) || refused.Code != test.code) {
+			t.Errorf("%s: Check says %v", test.code, idempotentclient.Check(resp))
+		}
+		if n := len(server.seen); test.attempts == 1 && n != 1 || test.attempts > 1 && n != 10 {
+			t.Errorf("%s: %d attempts", test.code, n)
+		}
 	}
 }
 

@@ -13,10 +13,15 @@ import (
 // attempts got counts for.
 func (c *Call) judge(client Doer, got result) (again bool, cost int) {
 	switch {
-	case got.err != nil: // a client that returns an answer too has decided
-		return got.resp == nil && !permanent(client, got.err, got.sends), max(1, got.sends)
+	case got.err != nil:
+		sends := got.sends
+		if isNetHTTP(client) {
+			sends -= got.answers // by redirects, which it followed to the one that failed
+		}
+		// A client that returns an answer, too, has decided.
+		return got.resp == nil && !permanent(client, got.err, got.sends), max(1, sends)
 	case got.inFlight() != nil:
-		return true, 0
+		return true, max(0, got.sends-c.redirects(got.resp)-1)
 	default:
 		return repeatable(got.resp, got.exchange, got.cut), max(1, got.sends-c.redirects(got.resp))
 	}
@@ -29,6 +34,8 @@ func repeatable(resp *http.Response, e *exchange, cut error) bool {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests,
 		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return !e.replayed && (e.problem == nil || e.problem.Code != OutcomeUnknown)
+	case http.StatusConflict: // who knows why
+		return cut != nil && !e.replayed && isJSON(resp.Header)
 	}
 	return cut != nil && resp.StatusCode/100 == 2
 }
@@ -67,13 +74,14 @@ func (c *Call) redirects(resp *http.Response) (n int) {
 	return n
 }
 
-// backoff returns the wait after the attempt with this number.
-func backoff(limits Retry, number int, resp *http.Response) time.Duration {
+// backoff returns the wait after the attempt with this number: not longer than
+// what is left of the call's time, unless the server asks for more.
+func backoff(limits Retry, number int, resp *http.Response, left time.Duration) time.Duration {
 	longest := limits.Max
 	if limits.Base <= limits.Max>>(number-1) {
 		longest = limits.Base << (number - 1)
 	}
-	return max(rand.N(longest), min(retryAfter(resp), limits.Max))
+	return max(min(rand.N(longest), left), min(retryAfter(resp), limits.Max))
 }
 
 // retryAfter returns how long resp asks to wait; 0 if it does not.

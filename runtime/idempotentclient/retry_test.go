@@ -154,6 +154,22 @@ func TestInFlightEndsWithMaxElapsed(t *testing.T) {
 	})
 }
 
+// The last attempt is the one that finds the lease over.
+func TestTheLastWaitEndsWithMaxElapsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 50 {
+			server := &memory{answers: []http.HandlerFunc{problem(409, "urn:x:idempotency-in-flight")}}
+			op := idempotentclient.Operation{Retry: idempotentclient.Retry{Base: 700 * time.Millisecond, Max: 800 * time.Millisecond, MaxElapsed: 1200 * time.Millisecond}}
+			if _, err := (&api{Client: server}).call(t.Context(), &op, "/", "", nil); err != nil {
+				t.Fatal(err)
+			}
+			if span := server.at[len(server.at)-1].Sub(server.at[0]); span != 1200*time.Millisecond {
+				t.Fatalf("the last attempt began %v after the first", span)
+			}
+		}
+	})
+}
+
 func TestWaits(t *testing.T) {
 	standard := idempotentclient.Operation{ID: "op"} // all defaults: 500ms, 8s, 4 attempts, 60s
 	for _, test := range []struct {
@@ -322,6 +338,13 @@ func TestNoAttemptOnceTheContextIsDone(t *testing.T) {
 		}
 		server.oneKey(t, 1, "")
 	})
+}
+
+func TestAClientThatReturnsNothing(t *testing.T) {
+	c := api{Client: doerFunc(func(*http.Request) (*http.Response, error) { return nil, nil })}
+	if _, err := c.CreateOrder(t.Context(), "", nil); err == nil {
+		t.Fatal("there is neither an answer nor an error")
+	}
 }
 
 func TestOneAttempt(t *testing.T) {

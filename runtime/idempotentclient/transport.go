@@ -1,6 +1,7 @@
 package idempotentclient
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
@@ -11,7 +12,8 @@ import (
 // repeats it, as a [Call] does. The header field counts as the parameter.
 //
 // The Timeout of the http.Client then bounds the whole call, and failed calls
-// have an [*Error] within a *url.Error. The fields must not be changed once the
+// have an [*Error] within a *url.Error, but for those that the Timeout ends, whose
+// error the http.Client makes anew: bound a call with its context. The fields must not be changed once the
 // Transport is in use; it is then safe for concurrent use.
 //
 // Requests of generated methods pass through: they are repeated by their own
@@ -30,23 +32,42 @@ type Transport struct {
 
 // RoundTrip implements [http.RoundTripper].
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
 	find := t.Operation
 	if find == nil {
 		find = postAndPatch
 	}
 	op := find(req)
-	if op == nil || req.Context().Value(exchangeKey{}) != nil {
-		return base.RoundTrip(req)
-	}
 	ctx := req.Context()
-	if key := KeyOf(req.Response); key != "" { // a redirect is still the same call
-		ctx = WithKey(ctx, key)
+	if op == nil || underWay(ctx) {
+		return t.base().RoundTrip(req)
 	}
-	return t.Config.Start(op, req.Clone(ctx)).Do(roundTripper{base})
+	hop := exchangeOf(req.Response) // a redirect is still the same call
+	if hop != nil && hop.key != "" {
+		ctx = WithKey(ctx, hop.key)
+	}
+	call := t.Config.Start(op, req.Clone(ctx))
+	call.hop = hop
+	return call.Do(roundTripper{t.base()})
+}
+
+// CloseIdleConnections closes those of Base, for [http.Client.CloseIdleConnections].
+func (t *Transport) CloseIdleConnections() {
+	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
+	}
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
+}
+
+// underWay reports whether ctx is that of an attempt, of this or another client.
+func underWay(ctx context.Context) bool {
+	e, ok := ctx.Value(exchangeKey{}).(*exchange)
+	return ok && !e.over.Load()
 }
 
 var defaultOperation = Operation{Marker: wire.HeaderReplayed}

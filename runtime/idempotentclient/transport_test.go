@@ -3,8 +3,11 @@ package idempotentclient_test
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,6 +97,70 @@ func TestTransportCountsBehindARedirect(t *testing.T) {
 	}
 	drain(t, resp)
 	seen.oneKey(t, 4, "order")
+}
+
+func TestTransportRepeatsNoMoreBehindRedirects(t *testing.T) {
+	temporarily := say(http11(307, "", "Location", "/elsewhere"))
+	url, seen := wire(t, busy, busy, temporarily, busy, busy, busy)
+	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport, Config: quick}}
+	resp, err := client.Post(url, "text/plain", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 503 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 5, "order") // four, and the redirect
+}
+
+// An answer's context may be that of the next request.
+func TestTransportTakesUpNoCallThatIsOver(t *testing.T) {
+	url, seen := wire(t, created, busy, created)
+	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport, Config: quick}}
+	var keys []string
+	ctx := t.Context()
+	for range 2 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader("order"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil || resp.StatusCode != 201 {
+			t.Fatalf("got %v, %v", resp, err)
+		}
+		drain(t, resp)
+		keys, ctx = append(keys, idempotentclient.KeyOf(resp)), resp.Request.Context()
+	}
+	requests := seen.requests()
+	if len(requests) != 3 || keys[0] == keys[1] || requests[0].keys[0] != keys[0] || requests[2].keys[0] != keys[1] {
+		t.Fatalf("the keys are %v, and the server saw %v", keys, requests)
+	}
+}
+
+func TestTransportClosesIdleConnections(t *testing.T) {
+	var open atomic.Int64
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		switch s {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed:
+			open.Add(-1)
+		}
+	}
+	server.Start()
+	defer server.Close()
+	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport}}
+	resp, err := client.Post(server.URL, "text/plain", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	client.CloseIdleConnections()
+	for deadline := time.Now().Add(10 * time.Second); open.Load() != 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the connection is still open")
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func TestTransportLeavesOtherRequestsAlone(t *testing.T) {

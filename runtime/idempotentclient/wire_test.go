@@ -133,6 +133,54 @@ func TestABodyThatBreaksOffNamesTheKey(t *testing.T) {
 	}
 }
 
+// It may have said that the key is in flight.
+func TestAConflictThatBreaksOffIsRepeated(t *testing.T) {
+	url, seen := wire(t, sayAndClose("HTTP/1.1 409 Conflict\r\nContent-Type: application/problem+json\r\nContent-Length: 50\r\n\r\n{\"type\":"), created)
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 201 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 2, "order")
+}
+
+func TestTrailersOfABodyThatIsSentOnce(t *testing.T) {
+	got := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		got <- r.Trailer.Get("Digest")
+	}))
+	defer server.Close()
+	c := api{Server: server.URL, Client: netClient(t), idempotency: idempotentclient.NewConfig(idempotentclient.NoRetry())}
+	resp, err := c.CreateOrder(t.Context(), "", unrewindable{strings.NewReader("order")}, func(_ context.Context, r *http.Request) error {
+		r.Trailer = http.Header{"Digest": nil}
+		r.Body = atEnd{r.Body, func() { r.Trailer.Set("Digest", "sum") }}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drain(t, resp)
+	if digest := <-got; digest != "sum" {
+		t.Fatalf("the trailer is %q", digest)
+	}
+}
+
+// atEnd is a body that does something at its end.
+type atEnd struct {
+	io.ReadCloser
+	do func()
+}
+
+func (b atEnd) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		b.do()
+	}
+	return n, err
+}
+
 func TestAStreamIsNotReadAhead(t *testing.T) {
 	url, _ := wire(t, func(c *net.TCPConn, r *bufio.Reader, seen *log) {
 		say("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n6\r\ndata:\n\r\n")(c, r, seen)
@@ -211,6 +259,79 @@ func TestNetHTTPNeverRepeatsABodyThatAnEditorReplaced(t *testing.T) {
 	}
 }
 
+// A token is a transport that asks for one before each request, in the request's
+// context.
+type token struct{ http.RoundTripper }
+
+func (t token) RoundTrip(r *http.Request) (*http.Response, error) {
+	ask, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+r.URL.Host+"/token", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := t.RoundTripper.RoundTrip(ask)
+	if err != nil {
+		return nil, err
+	}
+	io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	return t.RoundTripper.RoundTrip(r)
+}
+
+func TestRequestsOfOthersAreNoAttempts(t *testing.T) {
+	ok := say(http11(200, "token"))
+	url, seen := wire(t, ok, busy, ok, busy, ok, busy, ok, created)
+	c := api{Server: url, Client: &http.Client{Transport: token{netClient(t).Transport}}}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 201 {
+		t.Fatalf("got %v, %v after %v", resp, err, seen.requests())
+	}
+	drain(t, resp)
+}
+
+// When all connections that were kept alive break, net/http tries one after the
+// other.
+func TestNetHTTPRepeatsNoMoreThanTheCallMay(t *testing.T) {
+	const idle = 8
+	var together sync.WaitGroup
+	together.Add(idle)
+	var sent atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/warm" {
+			together.Done()
+			together.Wait()
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		sent.Add(1)
+		panic(http.ErrAbortHandler)
+	}))
+	server.Config.ErrorLog = quiet
+	defer server.Close()
+	client := netClient(t)
+	client.Transport.(*http.Transport).MaxIdleConnsPerHost = idle
+	var warm sync.WaitGroup
+	for range idle {
+		warm.Go(func() {
+			resp, err := client.Get(server.URL + "/warm")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			drain(t, resp)
+		})
+	}
+	warm.Wait()
+	c := api{Server: server.URL, Client: client}
+	_, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	var lost *idempotentclient.Error
+	if !errors.As(err, &lost) || errors.Is(err, idempotentclient.ErrNotSent) || errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if n := sent.Load(); n != 4 {
+		t.Errorf("%d requests on the wire, want 4", n)
+	}
+}
+
 // A retrier is a client that sends each request four times, and counts them.
 type retrier struct {
 	*http.Client
@@ -234,6 +355,32 @@ func TestAClientThatRetriesByItselfIsNotMultiplied(t *testing.T) {
 	c := api{Server: url, Client: &retrier{Client: netClient(t)}}
 	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
 	if err != nil || resp.StatusCode != 503 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+}
+
+func TestWhatAClientRepeatsBeforeItIsInFlightCounts(t *testing.T) {
+	inFlight := say(http11(409, `{"type":"idempotency-in-flight"}`, "Content-Type", "application/problem+json"))
+	url, seen := wire(t, busy, busy, busy, inFlight, created)
+	c := api{Server: url, Client: &retrier{Client: netClient(t)}, idempotency: idempotentclient.NewConfig(
+		idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 3}))}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 409 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
+}
+
+func TestARedirectToAnErrorIsOneAttempt(t *testing.T) {
+	temporarily := say(http11(307, "", "Location", "/elsewhere", "Connection", "close"))
+	url, seen := wire(t, temporarily, resetAfterReading, temporarily, created)
+	c := api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(
+		idempotentclient.WithRetry(idempotentclient.Retry{MaxAttempts: 2}))}
+	resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 201 {
 		t.Fatalf("got %v, %v", resp, err)
 	}
 	drain(t, resp)
@@ -303,8 +450,8 @@ func TestNobodyListening(t *testing.T) {
 	c := api{Server: "http://" + listener.Addr().String(), Client: netClient(t)}
 	_, err = c.CreateOrder(t.Context(), "", nil)
 	var lost *idempotentclient.Error
-	if !errors.As(err, &lost) || lost.Attempts != 4 {
-		t.Fatalf("got %v, want an error after four attempts", err)
+	if !errors.As(err, &lost) || lost.Attempts != 4 || !errors.Is(err, idempotentclient.ErrNotSent) {
+		t.Fatalf("got %v, want an error after four attempts that sent nothing", err)
 	}
 	c.Client = retrying
 	if _, err := c.CreateOrder(t.Context(), "", nil); err == nil || retrying.sent != 4 {
