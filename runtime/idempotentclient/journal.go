@@ -2,12 +2,15 @@ package idempotentclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +27,11 @@ import (
 // the server whether the call took effect, and settle it with Done.
 var ErrStale = errors.New("idempotentclient: the call was begun longer ago than its key is good for")
 
-var errInUse = errors.New("it is in use, and a journal has one writer: stop the other process, or give each a journal of its own")
+var (
+	errInUse   = errors.New("it is in use, and a journal has one writer: stop the other process, or give each a journal of its own")
+	errMoved   = errors.New("the file was removed, renamed or replaced while it was open; put it back, for another one does not know its keys")
+	errChanged = errors.New("the file was changed by others while it was open; restore it, and open it again")
+)
 
 // DefaultKeyAge is how long a journal resumes a call with its key: an hour less
 // than servers keep keys by default, for clocks that differ and for attempts
@@ -87,26 +94,45 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 // # What is promised
 //
 // When Begin returns, the key survives the process and the machine: file and
-// directory were synced. A record that was torn by a crash is one that Begin had
-// not returned, and is dropped; other damage makes OpenJournal fail rather than
-// forget a key. A file that is lost loses the keys of its pending calls, and
-// whoever begins these again makes them twice. Put it on a local disk: it is
-// locked with the file beside it, whose name ends in ".lock", against a second
-// process. Systems other than Linux, macOS, the BSDs and Windows have no such
-// lock, and there OpenJournal fails.
+// directory were synced, and the path that OpenJournal was given still led to the
+// file when the key was written. Once the file was removed, renamed, replaced, or
+// changed by others, Begin and Done fail: put it back. A file that is lost or emptied loses the keys of its
+// pending calls, and whoever begins these again makes them twice. Put it on a
+// local disk.
 //
-// The file holds what is pending, and some hundred records more at most. A
-// Journal is safe for concurrent use; each Begin and Done waits for the disk.
+// A crash can tear the last record, whose Begin or Done had not returned: it ends
+// before its line break, or has zeros where the disk wrote nothing. OpenJournal
+// cuts that off. Over any other damage it fails, and leaves the file as it is.
+// Damage that looks as if a crash had done it is not noticed: an end that is cut
+// off, or zeros in the last record.
+//
+// While it is open the file is locked against a second process. To be made
+// smaller it is replaced by a new one, whose name ended in ".tmp": so it must not
+// be a mount point itself. It grows to three times what is pending and some
+// hundred records more. Systems other than Linux, macOS, the BSDs and Windows
+// have no such lock, and there OpenJournal fails.
+//
+// A Journal is safe for concurrent use; each Begin of a call that is not pending,
+// and each Done of one that is, waits for the disk.
 type Journal struct {
-	path   string
+	path   string // as it was given, but absolute
+	target string // where that led, for the file that replaces it
 	keyAge time.Duration
-	lock   *os.File
 
 	mu      sync.Mutex
-	file    *os.File
-	failed  error         // why nothing more can be written
-	pending []PendingCall // in the order of their Begin
-	records int           // in the file
+	file    *os.File // nil once closed
+	size    int64
+	records int    // in the file
+	failed  error  // why nothing more can be written
+	doubted string // the name whose Done failed, and may be on disk or not
+	pending map[string]begunCall
+	begun   int // calls so far
+}
+
+// A begunCall is a pending call, and which one it was.
+type begunCall struct {
+	PendingCall
+	nth int
 }
 
 const (
@@ -115,6 +141,9 @@ const (
 	// compactAfter is how many records of calls that are done stay in the file
 	// before it is written anew.
 	compactAfter = 250
+
+	// sector is the least that a disk writes at once.
+	sector = 512
 )
 
 // A journalRecord is one line of the file, behind its checksum.
@@ -125,40 +154,58 @@ type journalRecord struct {
 	Done  string     `json:"done,omitempty"` // the name of a call
 }
 
-// OpenJournal opens the journal in the file, and makes it if there is none. It
-// fails at once if another process, or another Journal of this one, has it.
-// Calls older than keyAge are not resumed, see [ErrStale]; give it less than the
-// ttl of the operations' x-idempotent, or 0 for [DefaultKeyAge]. Close it in the
-// end; a process that is killed leaves no lock behind.
+// OpenJournal opens the journal in the file, which may be empty, and makes it if
+// there is none. It fails at once if another process, or another Journal of this
+// one, has it, and for what is no regular file. A relative path is meant from the
+// directory that is current now, and a symbolic link is followed. Calls older
+// than keyAge are not resumed, see [ErrStale]; give it less than the ttl of the
+// operations' x-idempotent, or 0 for [DefaultKeyAge]. Close it in the end; a
+// process that is killed leaves no lock behind.
 func OpenJournal(path string, keyAge time.Duration) (*Journal, error) {
-	fail := func(err error) (*Journal, error) {
-		return nil, fmt.Errorf("idempotentclient: opening the journal %s: %w", path, err)
-	}
-	// By another name it is the same journal, with the same lock.
-	switch target, err := filepath.EvalSymlinks(path); {
-	case err == nil:
-		path = target
-	case !errors.Is(err, fs.ErrNotExist):
-		return fail(err)
-	}
-	lock, err := lockFile(path + ".lock")
-	if err != nil {
-		return fail(err)
-	}
-	j := &Journal{path: path, keyAge: keyAge, lock: lock}
-	if err = j.read(); err == nil {
-		err = j.rewrite()
-	}
-	if err != nil {
-		return fail(errors.Join(err, j.Close()))
+	j := &Journal{path: path, keyAge: keyAge, pending: map[string]begunCall{}}
+	if err := j.open(); err != nil {
+		return nil, fmt.Errorf("idempotentclient: opening the journal %s: %w", path, errors.Join(err, j.Close()))
 	}
 	return j, nil
+}
+
+func (j *Journal) open() (err error) {
+	if j.path, err = filepath.Abs(j.path); err != nil {
+		return err
+	}
+	// Before it is opened, for that alone can wait for ever, or do something.
+	if info, err := os.Stat(j.path); err == nil && !info.Mode().IsRegular() {
+		return errors.New("it is no regular file; name another")
+	}
+	if j.file, err = openLocked(j.path, os.O_CREATE); err != nil {
+		return err
+	}
+	if j.target, err = filepath.EvalSymlinks(j.path); err != nil {
+		return err
+	}
+	data, err := io.ReadAll(j.file)
+	if err != nil {
+		return err
+	}
+	j.size = int64(len(data))
+	if err := j.check(); err == errMoved {
+		return errInUse // its owner was writing it anew
+	} else if err != nil {
+		return err
+	}
+	if len(data) == 0 {
+		return j.rewrite() // it was made just now, or before a crash
+	}
+	return j.read(string(data))
 }
 
 // Begin begins the call of this name, or resumes it if it is pending, and
 // returns a context whose call carries its key. When it returns, the key is on
 // disk. After an error, nothing may be sent. Of two calls of one name at the
 // same time both have the one key, and the server answers both with one effect.
+//
+// After a failed write, such as on a full disk, what is pending is still
+// resumed, and anything else fails until the journal is opened again.
 func (j *Journal) Begin(ctx context.Context, name string) (context.Context, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -168,8 +215,11 @@ func (j *Journal) Begin(ctx context.Context, name string) (context.Context, erro
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if i := j.find(name); i >= 0 {
-		return j.pending[i].Resume(ctx, time.Now(), j.keyAge)
+	if call, ok := j.pending[name]; ok && name != j.doubted {
+		if err := j.check(); err != nil {
+			return nil, fmt.Errorf("idempotentclient: resuming from the journal %s: %w", j.path, err)
+		}
+		return call.Resume(ctx, time.Now(), j.keyAge)
 	}
 	key, err := UUIDv4(ctx)
 	if err != nil {
@@ -179,7 +229,7 @@ func (j *Journal) Begin(ctx context.Context, name string) (context.Context, erro
 	if err := j.append(beginRecord(call)); err != nil {
 		return nil, err
 	}
-	j.pending = append(j.pending, call)
+	j.keep(call)
 	return WithKey(ctx, key), nil
 }
 
@@ -188,14 +238,13 @@ func (j *Journal) Begin(ctx context.Context, name string) (context.Context, erro
 func (j *Journal) Done(name string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	i := j.find(name)
-	if i < 0 {
+	if _, ok := j.pending[name]; !ok && j.file != nil {
 		return nil
 	}
 	if err := j.append(journalRecord{Done: name}); err != nil {
 		return err
 	}
-	j.pending = slices.Delete(j.pending, i, i+1)
+	delete(j.pending, name)
 	return nil
 }
 
@@ -204,23 +253,33 @@ func (j *Journal) Done(name string) error {
 func (j *Journal) Pending() []PendingCall {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return slices.Clone(j.pending)
+	return j.inOrder()
 }
 
-// Close lets another process open the journal. What is pending stays so.
+// Close lets another process open the journal. What is pending stays so. After
+// it Begin and Done fail with [fs.ErrClosed], and Close does nothing.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var err error
-	if j.file != nil {
-		err = j.file.Close()
-	}
+	file := j.file
 	j.file, j.failed = nil, fs.ErrClosed
-	return errors.Join(err, j.lock.Close())
+	if file == nil {
+		return nil
+	}
+	return file.Close()
 }
 
-func (j *Journal) find(name string) int {
-	return slices.IndexFunc(j.pending, func(c PendingCall) bool { return c.Name == name })
+func (j *Journal) keep(call PendingCall) {
+	j.begun++
+	j.pending[call.Name] = begunCall{call, j.begun}
+}
+
+func (j *Journal) inOrder() []PendingCall {
+	calls := make([]PendingCall, 0, len(j.pending))
+	for _, call := range slices.SortedFunc(maps.Values(j.pending), func(a, b begunCall) int { return cmp.Compare(a.nth, b.nth) }) {
+		calls = append(calls, call.PendingCall)
+	}
+	return calls
 }
 
 func beginRecord(c PendingCall) journalRecord {
@@ -231,21 +290,63 @@ func beginRecord(c PendingCall) journalRecord {
 // so that a test can be the disk.
 var fsync = (*os.File).Sync
 
+// check fails unless the path names the file that is open, as it was left here:
+// the next process looks for the keys there.
+func (j *Journal) check() error {
+	if j.file == nil {
+		return j.failed
+	}
+	open, err := j.file.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := os.Stat(j.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || !os.SameFile(open, named) {
+		return errMoved
+	}
+	if j.failed == nil && open.Size() != j.size {
+		return errChanged
+	}
+	return nil
+}
+
 // append makes a record durable. After a failure nobody knows what the file
 // holds, so nothing more is written to it: opening it again finds out.
 func (j *Journal) append(r journalRecord) error {
-	if j.failed == nil && j.records > compactAfter+2*len(j.pending) {
-		j.failed = j.rewrite()
-	}
 	if j.failed == nil {
-		_, err := j.file.Write(encodeRecord(r))
-		j.failed = errors.Join(err, fsync(j.file))
-		j.records++
+		if err := j.check(); err != nil {
+			return fmt.Errorf("idempotentclient: writing the journal %s: %w", j.path, err)
+		}
+		if j.failed = j.write(r); j.failed != nil {
+			j.doubted = r.Done
+		}
 	}
 	if j.failed != nil {
 		return fmt.Errorf("idempotentclient: writing the journal %s: %w; open it again", j.path, j.failed)
 	}
 	return nil
+}
+
+func (j *Journal) write(r journalRecord) error {
+	if j.records > compactAfter+2*len(j.pending) {
+		if err := j.rewrite(); err != nil {
+			return err
+		}
+	}
+	line := encodeRecord(r)
+	_, err := j.file.WriteAt(line, j.size)
+	if err == nil {
+		err = fsync(j.file)
+	}
+	if e, ok := err.(*fs.PathError); ok {
+		err = e.Err // without the name that the file had before it replaced another
+	}
+	j.size += int64(len(line))
+	j.records++
+	return err
 }
 
 var checksums = crc32.MakeTable(crc32.Castagnoli)
@@ -266,69 +367,108 @@ func decodeRecord(line string) (r journalRecord, ok bool) {
 	return r, r.Done != "" || r.Begin != "" && r.Key != "" && r.At != nil
 }
 
-// read reads the file, if there is one.
-func (j *Journal) read() error {
-	data, err := os.ReadFile(j.path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(data) == 0 {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	text, ok := strings.CutPrefix(string(data), journalHeader)
+// read reads the content of the file, and cuts off a record that was torn.
+func (j *Journal) read(text string) error {
+	text, ok := strings.CutPrefix(text, journalHeader)
 	if !ok {
 		return errors.New("this file is no journal, or a newer version's; name another")
 	}
-	lines := strings.SplitAfter(text, "\n")
-	for i, line := range lines[:len(lines)-1] { // what follows the last line break is torn, or nothing
-		r, ok := decodeRecord(strings.TrimSuffix(line, "\n"))
-		if !ok && i == len(lines)-2 && lines[i+1] == "" {
-			return nil // torn, though its end was written
+	last, end := journalHeader, int64(len(journalHeader))
+	for text != "" {
+		line, rest, ended := strings.Cut(text, "\n")
+		if !ended {
+			line = strings.TrimRight(line, "\x00") // whole but for its line break, it is as good
+		}
+		r, ok := decodeRecord(line)
+		if !ok && rest == "" && torn(text) {
+			break
+		}
+		if ok {
+			ok = j.replay(r)
 		}
 		if !ok {
-			return fmt.Errorf("line %d is damaged; restore the file, or find out which of its calls took effect and remove it", i+2)
+			return fmt.Errorf("line %d is damaged; restore the file, or find out which of its calls took effect and remove it", j.records+2)
 		}
-		if r.Done == "" {
-			j.pending = append(j.pending, PendingCall{Name: r.Begin, Key: r.Key, Begun: *r.At})
-		} else if i := j.find(r.Done); i >= 0 {
-			j.pending = slices.Delete(j.pending, i, i+1)
+		last, text = line+"\n", rest
+		end += int64(len(last))
+		j.records++
+	}
+	if j.size > end {
+		if err := j.file.Truncate(end); err != nil {
+			return err
 		}
 	}
-	return nil
+	// Whoever wrote the last record may have been killed before it was durable,
+	// or have been told by the disk that it failed: then it must be written
+	// again, for a system may take for durable what it failed to write once.
+	if _, err := j.file.WriteAt([]byte(last), end-int64(len(last))); err != nil {
+		return err
+	}
+	j.size = end
+	return errors.Join(fsync(j.file), syncDir(filepath.Dir(j.target)))
+}
+
+// replay does once more what a record stands for, unless no journal has it in
+// this place.
+func (j *Journal) replay(r journalRecord) bool {
+	name, begins := cmp.Or(r.Done, r.Begin), r.Done == ""
+	if _, pending := j.pending[name]; pending == begins {
+		return false
+	}
+	if begins {
+		j.keep(PendingCall{Name: name, Key: r.Key, Begun: *r.At})
+	} else {
+		delete(j.pending, name)
+	}
+	return true
+}
+
+// torn reports whether a crash can have left this end of a file: a part of one
+// record, and zeros for sectors that were not written. A damaged record is
+// nothing of the kind, nor are two of which the line break between is damaged.
+func torn(end string) bool {
+	if _, text, ok := strings.Cut(end, " "); ok {
+		var record json.RawMessage
+		decoder := json.NewDecoder(strings.NewReader(text))
+		if decoder.Decode(&record) == nil {
+			if _, whole := decodeRecord(end[:int64(len(end)-len(text))+decoder.InputOffset()]); whole {
+				return false
+			}
+		}
+	}
+	return !strings.HasSuffix(end, "\n") || end[0] == 0 || strings.Contains(end, strings.Repeat("\x00", sector))
 }
 
 // rewrite replaces the file by one that holds the pending calls, at every moment
-// whole, and opens it.
+// whole.
 func (j *Journal) rewrite() error {
 	var content bytes.Buffer
 	content.WriteString(journalHeader)
-	for _, call := range j.pending {
+	for _, call := range j.inOrder() {
 		content.Write(encodeRecord(beginRecord(call)))
 	}
-	temporary := j.path + ".tmp"
-	err := writeSynced(temporary, content.Bytes())
-	if err == nil && j.file != nil {
-		err = j.file.Close() // Windows replaces no file that is open
-		j.file = nil
-	}
-	if err == nil {
-		err = os.Rename(temporary, j.path)
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(j.path))
-	}
-	if err == nil {
-		j.file, err = os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND, 0)
-	}
-	j.records = len(j.pending)
-	return err
-}
-
-func writeSynced(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	info, err := j.file.Stat()
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(content)
-	return errors.Join(err, fsync(f), f.Close())
+	temporary := j.target + ".tmp"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash left it
+		return err
+	}
+	next, err := openLocked(temporary, os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return err
+	}
+	_, err = next.Write(content.Bytes())
+	if err == nil {
+		err = errors.Join(next.Chmod(info.Mode().Perm()), fsync(next))
+	}
+	if err != nil {
+		return errors.Join(err, next.Close(), os.Remove(temporary))
+	}
+	if j.file, err = replace(j.file, next, j.target); err != nil {
+		return err
+	}
+	j.size, j.records = int64(content.Len()), len(j.pending)
+	return errors.Join(syncDir(filepath.Dir(j.target)), j.check())
 }

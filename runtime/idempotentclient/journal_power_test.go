@@ -5,12 +5,14 @@ package idempotentclient_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
 )
@@ -58,7 +60,7 @@ func (d *disk) sync(f *os.File) error {
 		}
 		keep = func() { d.names = names }
 	} else if !info.IsDir() && !d.forgetsFiles {
-		content, err := os.ReadFile(f.Name())
+		content, err := io.ReadAll(io.NewSectionReader(f, 0, info.Size())) // whatever its name is now
 		if err != nil {
 			return err
 		}
@@ -211,5 +213,54 @@ func TestJournalSurvivesEveryPowerFailure(t *testing.T) {
 	}
 	if calls := 2*320 + 2*(320-8); failures < calls+2 { // a rewritten file is synced, and so is its directory
 		t.Errorf("the power failed %d times over %d calls: the file was never rewritten", failures, calls)
+	}
+}
+
+// A process that was killed in Begin may have left a record that is in the file
+// and not on the disk: whoever resumes the call makes it durable.
+func TestJournalIsOnDiskBeforeItIsResumed(t *testing.T) {
+	d := newDisk(t)
+	restore := idempotentclient.SetSync(func(*os.File) error { return nil }) // the kill came first
+	path := filepath.Join(d.dir, "journal")
+	j := openJournal(t, path)
+	key := begin(t, j, "charge tea")
+	restore()
+	if again := begin(t, reopen(t, j, path), "charge tea"); again != key {
+		t.Fatalf("the key became %s, was %s", again, key)
+	}
+	if keys, err := d.keys(t, "journal"); err != nil || keys["charge tea"] != key {
+		t.Errorf("the key %q was resumed, and on disk are %v, %v", key, keys, err)
+	}
+}
+
+// A system may take for durable what it failed to write: a second fsync that
+// succeeds says nothing, unless the record is written again before.
+func TestJournalWritesAgainWhatADiskMayHaveLost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j := openJournal(t, path)
+	broken := errors.New("input/output error")
+	restore := idempotentclient.SetSync(func(*os.File) error { return broken })
+	if _, err := j.Begin(t.Context(), "charge tea"); !errors.Is(err, broken) {
+		t.Fatalf("got %v", err)
+	}
+	restore()
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	clean := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(path, clean, clean); err != nil {
+		t.Fatal(err)
+	}
+	synced := false
+	t.Cleanup(idempotentclient.SetSync(func(f *os.File) error {
+		info, err := f.Stat()
+		if err == nil && !info.IsDir() {
+			synced = info.ModTime().After(clean.Add(time.Minute))
+		}
+		return errors.Join(err, f.Sync())
+	}))
+	begin(t, openJournal(t, path), "charge tea")
+	if !synced {
+		t.Error("nothing was written before the file was synced")
 	}
 }

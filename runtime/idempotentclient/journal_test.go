@@ -70,6 +70,27 @@ func pendingNames(j *idempotentclient.Journal) string {
 	return strings.Join(names, ", ")
 }
 
+// unsynced is for tests that write much, and whose machine does not fail.
+func unsynced(t *testing.T) {
+	t.Cleanup(idempotentclient.SetSync(func(*os.File) error { return nil }))
+}
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestJournalKeepsTheKeyOfANameUntilItIsDone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j := openJournal(t, path)
@@ -157,11 +178,16 @@ func TestJournalIsForOneWriter(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.Begin(t.Context(), "charge coffee"); !errors.Is(err, os.ErrClosed) {
-		t.Fatalf("a closed journal began a call: %v", err)
+	for _, name := range []string{"charge tea", "charge coffee"} { // pending, and not
+		if _, err := j.Begin(t.Context(), name); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("a closed journal began a call: %v", err)
+		}
+		if err := j.Done(name); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("a closed journal forgot a call: %v", err)
+		}
 	}
-	if err := j.Done("charge tea"); !errors.Is(err, os.ErrClosed) {
-		t.Fatalf("a closed journal forgot a call: %v", err)
+	if err := j.Close(); err != nil {
+		t.Errorf("closing it again: %v", err)
 	}
 	if names := pendingNames(openJournal(t, path)); names != "charge tea" {
 		t.Fatalf("pending are %q", names)
@@ -170,35 +196,46 @@ func TestJournalIsForOneWriter(t *testing.T) {
 
 // However far a crash let the last record get, what was begun before is there.
 func TestJournalToleratesATornLastRecord(t *testing.T) {
+	unsynced(t)
 	path := filepath.Join(t.TempDir(), "journal")
 	j := openJournal(t, path)
 	tea := begin(t, j, "charge tea")
-	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin(t, j, "charge coffee")
+	before := content(t, path)
+	name := strings.Repeat("coffee ", 200)
+	coffee := begin(t, j, name)
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	whole := content(t, path)
+	zeros := strings.Repeat("\x00", len(whole))
+	states := []string{
+		before + zeros[:len(whole)-len(before)-1] + "\n", // only the last sector was written
+		whole[:512] + zeros[:512] + whole[1024:],         // all but one in the middle
+		whole + zeros[:3],
 	}
-	lost := append([]byte(nil), whole...)
-	clear(lost[len(before) : len(lost)-1]) // the file system kept the end alone
-	states := [][]byte{lost}
-	for size := len(before); size < len(whole); size += 9 {
+	for size := len(before); size < len(whole); size++ {
 		states = append(states, whole[:size])
+		if size%50 == 0 || size > len(whole)-3 {
+			states = append(states, whole[:size]+zeros[size:]) // all but the last
+		}
 	}
 	for _, state := range states {
-		if err := os.WriteFile(path, state, 0o600); err != nil {
-			t.Fatal(err)
+		write(t, path, state)
+		want := "charge tea"
+		if strings.HasPrefix(state, whole[:len(whole)-1]) {
+			want += ", " + name // but for its line break it is there
 		}
 		j := openJournal(t, path)
-		if names := pendingNames(j); names != "charge tea" {
+		if names := pendingNames(j); names != want {
 			t.Fatalf("of %d bytes pending are %q", len(state), names)
 		}
+		if key := begin(t, j, "charge tea"); key != tea {
+			t.Fatal("the key changed")
+		}
+		if key := begin(t, j, name); want != "charge tea" && key != coffee {
+			t.Fatal("the key of a record without its line break changed")
+		}
+		done(t, j, name)
 		done(t, j, "charge tea") // what comes after a torn record is read again
 		begin(t, j, "charge milk")
 		j = reopen(t, j, path)
@@ -209,12 +246,6 @@ func TestJournalToleratesATornLastRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(path, before, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if key := begin(t, openJournal(t, path), "charge tea"); key != tea {
-		t.Fatal("the key changed")
-	}
 }
 
 // A key that is forgotten is an effect that comes twice.
@@ -223,32 +254,41 @@ func TestJournalForgetsNoKeyOverADamagedFile(t *testing.T) {
 	j := openJournal(t, path)
 	begin(t, j, "charge tea")
 	begin(t, j, "charge coffee")
+	begin(t, j, "charge order 17@home")
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, damaged := range map[string]string{
-		"line 2 is damaged": strings.Replace(string(whole), "charge tea", "charge tee", 1),
-		"no journal":        "a shopping list\n",
-	} {
-		if err := os.WriteFile(path, []byte(damaged), 0o600); err != nil {
-			t.Fatal(err)
+	whole := content(t, path)
+	refused := func(what, damaged, want string) {
+		t.Helper()
+		write(t, path, damaged)
+		j, err := idempotentclient.OpenJournal(path, 0)
+		if err == nil {
+			t.Errorf("%s: opened, pending are %q", what, pendingNames(j))
+			_ = j.Close()
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: want an error with %q, got %v", what, want, err)
 		}
-		if _, err := idempotentclient.OpenJournal(path, 0); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("want an error with %q, got %v", name, err)
-		}
-		if left, err := os.ReadFile(path); err != nil || string(left) != damaged {
-			t.Errorf("the file was changed to %q, %v", left, err)
+		if content(t, path) != damaged {
+			t.Errorf("%s: the file was changed", what)
 		}
 	}
+	for i := range whole {
+		for bit := range 8 {
+			damaged := []byte(whole)
+			damaged[i] ^= 1 << bit
+			refused(fmt.Sprintf("bit %d of byte %d", bit, i), string(damaged), "")
+		}
+	}
+	lines := strings.SplitAfter(whole, "\n")
+	refused("another name", strings.Replace(whole, "charge tea", "charge tee", 1), "line 2 is damaged")
+	refused("another name in the end", strings.Replace(whole, "charge order", "charge 0rder", 1), "line 4 is damaged")
+	refused("no line breaks, and torn", lines[0]+lines[1]+strings.TrimSuffix(lines[2], "\n")+lines[3][:40], "line 3 is damaged")
+	refused("a line twice", whole+lines[1], "line 5 is damaged")
+	refused("no journal", "a shopping list\n", "no journal")
 	// Whoever mends it can open it: what fails leaves no lock.
-	if err := os.WriteFile(path, whole, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if names := pendingNames(openJournal(t, path)); names != "charge tea, charge coffee" {
+	write(t, path, whole)
+	if names := pendingNames(openJournal(t, path)); names != "charge tea, charge coffee, charge order 17@home" {
 		t.Errorf("pending are %q", names)
 	}
 }
@@ -262,9 +302,13 @@ func TestJournalTakesAnEmptyFileAndNoDirectory(t *testing.T) {
 	if _, err := idempotentclient.OpenJournal(filepath.Join(path, "journal"), 0); err == nil {
 		t.Error("a file was taken for a directory")
 	}
+	if _, err := idempotentclient.OpenJournal(filepath.Dir(path), 0); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		t.Errorf("a directory was taken for a file: %v", err)
+	}
 }
 
 func TestJournalFileDoesNotGrow(t *testing.T) {
+	unsynced(t)
 	path := filepath.Join(t.TempDir(), "journal")
 	j := openJournal(t, path)
 	key := begin(t, j, "charge tea")
@@ -288,8 +332,30 @@ func TestJournalFileDoesNotGrow(t *testing.T) {
 	if again := begin(t, j, "charge tea"); again != key {
 		t.Error("the key changed")
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() > 1000 {
-		t.Errorf("of one pending call the opened file has %d bytes, %v", info.Size(), err)
+	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
+		t.Errorf("beside the journal are files: %v, %v", entries, err)
+	}
+}
+
+func TestJournalKeepsTheOrderOfBegin(t *testing.T) {
+	unsynced(t)
+	path := filepath.Join(t.TempDir(), "journal")
+	j := openJournal(t, path)
+	var want []string
+	for i := range 400 { // often enough for the file to be written anew
+		name := fmt.Sprint("charge order ", i)
+		begin(t, j, name)
+		if i%7 == 0 {
+			want = append(want, name)
+		} else {
+			done(t, j, name)
+		}
+	}
+	for range 2 {
+		if names := pendingNames(j); names != strings.Join(want, ", ") {
+			t.Fatalf("pending are %q", names)
+		}
+		j = reopen(t, j, path)
 	}
 }
 
@@ -315,17 +381,69 @@ func TestJournalIsForManyGoroutines(t *testing.T) {
 }
 
 // After a write that failed nobody knows what the file holds: no key is given
-// out that may not be in it.
+// out that may not be in it, and one that is in it still is.
 func TestJournalGivesOutNoKeyThatIsNotOnDisk(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "journal")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+	full := errors.New("no space left on device")
+	for _, breaks := range []func(j *idempotentclient.Journal) error{
+		func(j *idempotentclient.Journal) error { _, err := j.Begin(t.Context(), "charge milk"); return err },
+		func(j *idempotentclient.Journal) error { return j.Done("charge coffee") },
+	} {
+		path := filepath.Join(t.TempDir(), "journal")
+		j := openJournal(t, path)
+		tea := begin(t, j, "charge tea")
+		begin(t, j, "charge coffee")
+		restore := idempotentclient.SetSync(func(*os.File) error { return full })
+		err := breaks(j)
+		restore()
+		if !errors.Is(err, full) || !strings.Contains(err.Error(), "open it again") {
+			t.Fatalf("got %v", err)
+		}
+		if _, err := j.Begin(t.Context(), "charge milk"); !errors.Is(err, full) {
+			t.Errorf("a call was begun after a write failed: %v", err)
+		}
+		if err := j.Done("charge coffee"); !errors.Is(err, full) {
+			t.Errorf("a call was done after a write failed: %v", err)
+		}
+		if key := begin(t, j, "charge tea"); key != tea {
+			t.Error("what was on disk is not resumed")
+		}
+		j = reopen(t, j, path)
+		if key := begin(t, j, "charge tea"); key != tea {
+			t.Error("what was on disk is not there when it is opened again")
+		}
+		begin(t, j, "charge milk")
 	}
-	j := openJournal(t, filepath.Join(dir, "journal"))
+}
+
+// The call whose Done failed may be off the disk: its key is not given out again.
+func TestJournalDoesNotResumeACallWhoseDoneFailed(t *testing.T) {
+	j := openJournal(t, filepath.Join(t.TempDir(), "journal"))
 	begin(t, j, "charge tea")
-	if err := os.RemoveAll(dir); err != nil { // so that it cannot be written anew
+	full := errors.New("no space left on device")
+	t.Cleanup(idempotentclient.SetSync(func(*os.File) error { return full }))
+	if err := j.Done("charge tea"); !errors.Is(err, full) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := j.Begin(t.Context(), "charge tea"); !errors.Is(err, full) {
+		t.Errorf("it was resumed: %v", err)
+	}
+}
+
+// Where no new file can be made, as on a full disk, the one that is there is
+// opened, and what is pending resumed.
+func TestJournalIsOpenedInPlace(t *testing.T) {
+	unsynced(t)
+	path := filepath.Join(t.TempDir(), "journal")
+	j := openJournal(t, path)
+	key := begin(t, j, "charge tea")
+	if err := os.MkdirAll(filepath.Join(path+".tmp", "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, content(t, path)+"0123") // torn
+	j = openJournal(t, path)
 	var failed error
 	for i := 0; failed == nil && i < 1000; i++ {
 		name := fmt.Sprint("charge order ", i)
@@ -333,16 +451,34 @@ func TestJournalGivesOutNoKeyThatIsNotOnDisk(t *testing.T) {
 			failed = j.Done(name)
 		}
 	}
-	if !errors.Is(failed, os.ErrNotExist) || !strings.Contains(failed.Error(), "open it again") {
+	if failed == nil || !strings.Contains(failed.Error(), "open it again") {
 		t.Fatalf("got %v", failed)
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+	for range 2 {
+		if again := begin(t, j, "charge tea"); again != key {
+			t.Fatalf("the key became %s, was %s", again, key)
+		}
+		j = reopen(t, j, path)
 	}
-	if _, err := j.Begin(t.Context(), "charge coffee"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a call was begun after a write failed: %v", err)
+}
+
+// A relative path means the file that it meant when the journal was opened.
+func TestJournalStaysWhereItWasOpened(t *testing.T) {
+	unsynced(t)
+	first, second := t.TempDir(), t.TempDir()
+	t.Chdir(first)
+	j := openJournal(t, "journal")
+	t.Chdir(second)
+	key := begin(t, j, "charge tea")
+	for i := range 300 { // so that the file is written anew
+		name := fmt.Sprint("charge order ", i)
+		begin(t, j, name)
+		done(t, j, name)
 	}
-	if begin(t, j, "charge tea") == "" {
-		t.Error("what was on disk is not resumed")
+	if entries, err := os.ReadDir(second); err != nil || len(entries) > 0 {
+		t.Errorf("in the other directory are %v, %v", entries, err)
+	}
+	if again := begin(t, reopen(t, j, filepath.Join(first, "journal")), "charge tea"); again != key {
+		t.Error("the key changed")
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"syscall"
 )
 
-// lockFile takes the lock that a file stands for, until the file is closed or
-// the process ends.
-func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+// openLocked opens a file for this process alone, until it is closed or the
+// process ends.
+func openLocked(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|flag, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -28,6 +28,15 @@ func lockFile(path string) (*os.File, error) {
 		err = errInUse
 	}
 	return nil, errors.Join(err, f.Close())
+}
+
+// replace puts next in the place of old, and returns the file that is there. It
+// is locked at every moment.
+func replace(old, next *os.File, path string) (*os.File, error) {
+	if err := os.Rename(next.Name(), path); err != nil {
+		return old, errors.Join(err, next.Close(), os.Remove(next.Name()))
+	}
+	return next, old.Close()
 }
 
 // syncDir makes the names in a directory durable.

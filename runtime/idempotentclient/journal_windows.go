@@ -1,6 +1,7 @@
 package idempotentclient
 
 import (
+	"errors"
 	"os"
 	"syscall"
 )
@@ -8,16 +9,19 @@ import (
 // sharingViolation is ERROR_SHARING_VIOLATION.
 const sharingViolation syscall.Errno = 32
 
-// lockFile takes the lock that a file stands for, until the file is closed or
-// the process ends: it is opened so that nobody else can open it.
-func lockFile(path string) (*os.File, error) {
+// openLocked opens a file for this process alone, until it is closed or the
+// process ends: others can only read it.
+func openLocked(path string, flag int) (*os.File, error) {
 	name, err := syscall.UTF16PtrFromString(path)
 	if err != nil {
 		return nil, err
 	}
-	const share = 0
-	handle, err := syscall.CreateFile(name, syscall.GENERIC_READ|syscall.GENERIC_WRITE, share, nil,
-		syscall.OPEN_ALWAYS, syscall.FILE_ATTRIBUTE_NORMAL, 0)
+	disposition, attributes := uint32(syscall.OPEN_ALWAYS), uint32(syscall.FILE_ATTRIBUTE_NORMAL)
+	if flag&os.O_EXCL != 0 {
+		disposition, attributes = syscall.CREATE_NEW, attributes|syscall.FILE_FLAG_OPEN_REPARSE_POINT
+	}
+	handle, err := syscall.CreateFile(name, syscall.GENERIC_READ|syscall.GENERIC_WRITE, syscall.FILE_SHARE_READ, nil,
+		disposition, attributes, 0)
 	if err == sharingViolation {
 		return nil, errInUse
 	}
@@ -25,6 +29,19 @@ func lockFile(path string) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	return os.NewFile(uintptr(handle), path), nil
+}
+
+// replace puts next in the place of old, and returns the file that is there, or
+// none. Windows renames and replaces no file that is open: whoever takes it in
+// between finds every key, and this process fails.
+func replace(old, next *os.File, path string) (*os.File, error) {
+	if err := errors.Join(next.Close(), old.Close()); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(next.Name(), path); err != nil {
+		return nil, err
+	}
+	return openLocked(path, 0)
 }
 
 // syncDir does nothing: Windows has no call for it, and NTFS journals its names.
