@@ -22,10 +22,11 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-// ErrStale is in the chain of the error of a call that was begun so long ago
-// that the server may have forgotten its key and would run it a second time. Ask
-// the server whether the call took effect, and settle it with Done.
-var ErrStale = errors.New("idempotentclient: the call was begun longer ago than its key is good for")
+// ErrStale is in the chain of the error of a call whose key the server may have
+// forgotten, so that it would run the call a second time: one that was begun too
+// long ago, or in the future, by a clock that was set back since. Find out
+// whether the call took effect, and settle it with Done.
+var ErrStale = errors.New("idempotentclient: the server may have forgotten the call's key")
 
 var (
 	errInUse   = errors.New("it is in use, and a journal has one writer: stop the other process, or give each a journal of its own")
@@ -33,10 +34,13 @@ var (
 	errChanged = errors.New("the file was changed by others while it was open; restore it, and open it again")
 )
 
+// clocksDiffer is by how much clocks may differ, or be set back.
+const clocksDiffer = time.Hour
+
 // DefaultKeyAge is how long a journal resumes a call with its key: an hour less
 // than servers keep keys by default, for clocks that differ and for attempts
 // that are still to come.
-const DefaultKeyAge = wire.DefaultTTL - time.Hour
+const DefaultKeyAge = wire.DefaultTTL - clocksDiffer
 
 // A PendingCall is a logical call that was begun and is not done.
 type PendingCall struct {
@@ -47,15 +51,22 @@ type PendingCall struct {
 
 // Resume returns a context whose call carries the key, or an error with
 // [ErrStale] in its chain for a call older than keyAge, which counts as
-// [DefaultKeyAge] if it is not positive. It is for journals of other kinds.
+// [DefaultKeyAge] if it is not positive, and for one begun more than an hour
+// after now, whose age nobody knows. It is for journals of other kinds.
 func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Duration) (context.Context, error) {
 	if keyAge <= 0 {
 		keyAge = DefaultKeyAge
 	}
-	if age := now.Sub(c.Begun); age > keyAge {
-		return nil, fmt.Errorf("%w: %q began %v ago with key %q; find out whether it took effect, then call Done", ErrStale, c.Name, age.Round(time.Second), c.Key)
+	var when string
+	switch age := now.Sub(c.Begun); {
+	case age > keyAge:
+		when = age.Round(time.Second).String() + " ago"
+	case age < -clocksDiffer:
+		when = (-age).Round(time.Second).String() + " in the future, so the clock was set back,"
+	default:
+		return WithKey(ctx, c.Key), nil
 	}
-	return WithKey(ctx, c.Key), nil
+	return nil, fmt.Errorf("%w: %q began %s with key %q; find out whether it took effect, then call Done", ErrStale, c.Name, when, c.Key)
 }
 
 // A Journal remembers the keys of logical calls in a file, so that a process
