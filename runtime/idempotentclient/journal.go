@@ -76,8 +76,10 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 //	...
 //	call, err := journal.Begin(ctx, "charge order 17")
 //	...
-//	resp, err := client.CreatePaymentWithResponse(call, payment)
-//	... // note the final answer where it lasts
+//	if !noted(17) { // looked for after Begin, see below
+//		resp, err := client.CreatePaymentWithResponse(call, payment)
+//		... // note the final answer where it lasts
+//	}
 //	err = journal.Done("charge order 17")
 //
 // # Names
@@ -89,14 +91,28 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 //
 // # When a call is done
 //
-// Between Begin and Done a name has one key. After Done it is forgotten, and
-// Begin would make a new key and so a second effect. So call Done when both are
-// true: the answer is final, and it has been noted where the process looks
-// before it begins calls. Final are the operation's own answers. No answer is
-// not ([Error]), nor is one that can change: 5xx, 429, a key in flight (see
-// [Check]); leave these pending and call again later. For [NotReplayable] and
-// [OutcomeUnknown] look for the effect, note what you find, and call Done; for
-// [KeyReused] mend the code: the request was not built of what is stored.
+// Between Begin and Done a name has one key. After Done it is forgotten, and the
+// next Begin makes a new key, with which a request is a second effect. So each
+// call takes these steps in this order:
+//
+//  1. Begin.
+//  2. Look whether its final answer is noted. If so, go to 5 and send nothing.
+//  3. Send the request.
+//  4. Note its final answer where it lasts and where step 2 looks.
+//  5. Done.
+//
+// What was looked for before Begin returned may have been noted since by another
+// goroutine, or process, that has called Done, too: then the key is new. A note
+// that is found is always true, so a call in Pending that is noted needs only
+// Done.
+//
+// Final are the operation's own answers. No answer is not ([Error]), nor is one
+// that can change: 5xx, 429, a key in flight (see [Check]). Leave the call pending
+// then, and call again later with the same key, also for [OutcomeUnknown] with
+// status 503: the server could not tell yet. [OutcomeUnknown] with status 409
+// does not change, nor does [NotReplayable]: look for the effect, note what you
+// find, and call Done. For [KeyReused] mend the code: the request was not built of
+// what is stored.
 //
 // A process that is killed between its note and Done finds the call in Pending,
 // sees its note, and calls Done. One that is killed before Begin has sent

@@ -28,6 +28,7 @@ func ExampleJournal() {
 	defer os.RemoveAll(dir)
 	client := &http.Client{Transport: &idempotentclient.Transport{}}
 
+	noted := false // in the database of the orders
 	charge := func(killed bool) error {
 		journal, err := idempotentclient.OpenJournal(filepath.Join(dir, "charges.journal"), 0)
 		if err != nil {
@@ -37,6 +38,9 @@ func ExampleJournal() {
 		call, err := journal.Begin(context.Background(), "charge order 17")
 		if err != nil {
 			return err
+		}
+		if noted {
+			return journal.Done("charge order 17")
 		}
 		req, err := http.NewRequestWithContext(call, http.MethodPost, server.URL+"/payments", strings.NewReader(`{"order":17}`))
 		if err != nil {
@@ -50,7 +54,7 @@ func ExampleJournal() {
 		if killed {
 			return nil
 		}
-		// Here the order is marked as charged. Then the key is of no more use.
+		noted = true // and from then on the key is of no more use
 		return journal.Done("charge order 17")
 	}
 	for _, killed := range []bool{true, false} {

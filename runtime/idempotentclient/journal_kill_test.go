@@ -79,19 +79,19 @@ func (w worker) run() error {
 	if err != nil {
 		return err
 	}
-	noted, err := w.noted()
-	if err != nil {
-		return err
-	}
 	client := api{Server: w.Server, Client: http.DefaultClient}
 	for i := range w.Orders {
 		name := fmt.Sprintf("order-%d", i)
+		call, err := journal.Begin(context.Background(), name)
+		if err != nil {
+			return err
+		}
+		w.reached("Begin")
+		noted, err := w.noted()
+		if err != nil {
+			return err
+		}
 		if !slices.Contains(noted, name) {
-			call, err := journal.Begin(context.Background(), name)
-			if err != nil {
-				return err
-			}
-			w.reached("Begin")
 			resp, err := client.CreateOrder(call, "", strings.NewReader(name))
 			if err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -486,5 +487,86 @@ func TestJournalStaysWhereItWasOpened(t *testing.T) {
 	}
 	if again := begin(t, reopen(t, j, filepath.Join(first, "journal")), "charge tea"); again != key {
 		t.Error("the key changed")
+	}
+}
+
+// Two that follow the steps of the documentation have one effect, whenever one
+// overtakes the other.
+func TestJournalOfTwoThatMakeOneCall(t *testing.T) {
+	j := openJournal(t, filepath.Join(t.TempDir(), "journal"))
+	var mu sync.Mutex
+	noted, effects := map[string]bool{}, map[string]map[string]bool{} // for each order the keys that were sent
+	client := api{Server: "http://orders", Client: doerFunc(func(r *http.Request) (*http.Response, error) {
+		order, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if effects[string(order)] == nil {
+			effects[string(order)] = map[string]bool{}
+		}
+		effects[string(order)][r.Header.Get("Idempotency-Key")] = true
+		return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
+	})}
+	charge := func(order string, reached func(step int)) error {
+		reached(1)
+		call, err := j.Begin(t.Context(), order)
+		if err != nil {
+			return err
+		}
+		reached(2)
+		mu.Lock()
+		charged := noted[order]
+		mu.Unlock()
+		if !charged {
+			reached(3)
+			resp, err := client.CreateOrder(call, "", strings.NewReader(order))
+			if err != nil {
+				return err
+			}
+			resp.Body.Close()
+			reached(4)
+			mu.Lock()
+			noted[order] = true
+			mu.Unlock()
+		}
+		reached(5)
+		return j.Done(order)
+	}
+	goOn := func(int) {}
+	for overtaken := range 6 {
+		order := fmt.Sprint("overtaken before step ", overtaken)
+		if err := charge(order, func(step int) {
+			if step != overtaken {
+				return
+			}
+			overtaker := make(chan error)
+			go func() { overtaker <- charge(order, goOn) }()
+			if err := <-overtaker; err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for i := range 100 {
+				if err := charge(fmt.Sprint("order ", i), goOn); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for order, keys := range effects {
+		if len(keys) != 1 {
+			t.Errorf("%s: %d effects", order, len(keys))
+		}
+	}
+	if len(effects) != 106 || len(j.Pending()) > 0 {
+		t.Errorf("%d orders have effects, pending are %v", len(effects), j.Pending())
 	}
 }
