@@ -217,6 +217,7 @@ func TestJournalToleratesATornLastRecord(t *testing.T) {
 	zeros := strings.Repeat("\x00", len(whole))
 	states := []string{
 		before + zeros[:len(whole)-len(before)-1] + "\n", // only the last sector was written
+		before + zeros[:512-len(before)] + whole[512:],   // all but the first
 		whole[:512] + zeros[:512] + whole[1024:],         // all but one in the middle
 		whole + zeros[:3],
 	}
