@@ -69,7 +69,7 @@ func TestREADME(t *testing.T) {
 		}
 		goCommand(t, dir, fields[1:]...)
 	}
-	if !strings.HasPrefix(readme["console"][0], "$ go mod tidy && go run . &\n") {
+	if !strings.HasPrefix(readme["console"][0], "$ go mod tidy && go run . ") {
 		t.Fatal("the README starts the program in another way than this test")
 	}
 	goCommand(t, dir, "mod", "tidy")

@@ -138,7 +138,10 @@ func WithInner(middlewares ...func(http.Handler) http.Handler) Option {
 }
 
 // ErrUnauthenticated and ErrForbidden, returned (or wrapped) by a principal
-// function, are answered 401 and 403. Any other error is answered 500.
+// function, are answered 401 and 403, also where the document asks for no
+// authentication, as of a public webhook: for a caller without a name return "",
+// which is answered 401 by the operations that are secured alone. Any other error
+// is answered 500.
 var (
 	ErrUnauthenticated = errors.New("idempotency: unauthenticated")
 	ErrForbidden       = errors.New("idempotency: forbidden")

@@ -23,7 +23,7 @@ const (
 	InFlight         Code = wire.InFlight         // the first request with the key is still under way
 	NotReplayable    Code = wire.NotReplayable    // the call took effect, but its answer was not kept
 	StoreUnavailable Code = wire.StoreUnavailable // nothing happened: the server cannot check keys now
-	OutcomeUnknown   Code = wire.OutcomeUnknown   // the call may have taken effect; ask before another key is used
+	OutcomeUnknown   Code = wire.OutcomeUnknown   // the call may have taken effect: with status 503 the same key may tell later, else look for the effect before another key is used
 )
 
 func (c Code) known() bool {
