@@ -34,7 +34,10 @@ state that were shown. -claim names the claim that an earlier show has printed, 
 that a script cannot settle another run than the one that was looked at. What is in
 flight or has its answer recorded is not touched without -force: a run in flight
 that was declared never to have happened goes on, and the next request runs beside
-it.
+it. Servers with WithReplayCache replay an answer that was recorded for up to a
+minute more.
+
+The database does not know the operation's ttl: give it as -ttl.
 
 Flags:
 `
