@@ -169,10 +169,15 @@ var (
 		"x-b3-sampled", "x-b3-spanid", "x-b3-traceid", "x-cloud-trace-context", "x-correlation-id", "x-request-id",
 		"x-request-start",
 	}
+	// A key's field is none either that a browser never sends for a script, and
+	// drops without a word: the forbidden request-headers of the Fetch standard
+	// (https://fetch.spec.whatwg.org/#forbidden-request-header).
 	requestHeader = header(append(hopByHop,
-		"authorization", "cookie", "date", "retry-after", "set-cookie", "traceparent", "tracestate"), true)
-	responseHeader = header(append(hopByHop, "set-cookie", "date", "retry-after"), true)
-	endToEndHeader = header(hopByHop, false)
+		"accept-charset", "accept-encoding", "authorization", "cookie", "cookie2", "date", "dnt", "expect", "origin",
+		"referer", "retry-after", "set-cookie", "traceparent", "tracestate", "via",
+	), "access-control-request-", "content-", "proxy-", "sec-")
+	responseHeader = header(append(hopByHop, "set-cookie", "date", "retry-after"), "content-")
+	endToEndHeader = header(hopByHop)
 )
 
 func comparedHeader(r *resolver, name string, n *document.Node) (string, bool) {
@@ -183,9 +188,9 @@ func comparedHeader(r *resolver, name string, n *document.Node) (string, bool) {
 	return endToEndHeader(r, name, n)
 }
 
-// header parses the name of a header field that is not one of those forbidden,
-// nor, if so said, one that describes the content.
-func header(forbidden []string, noContent bool) parser[string] {
+// header parses the name of a header field that is not one of those forbidden
+// and begins with none of the prefixes.
+func header(forbidden []string, prefixes ...string) parser[string] {
 	forbidden = slices.Clip(forbidden)
 	return func(r *resolver, name string, n *document.Node) (string, bool) {
 		if n.Kind != document.String || !headerToken.MatchString(n.Value) {
@@ -193,7 +198,8 @@ func header(forbidden []string, noContent bool) parser[string] {
 			return "", false
 		}
 		lower := strings.ToLower(n.Value)
-		if slices.Contains(forbidden, lower) || noContent && strings.HasPrefix(lower, "content-") {
+		begins := func(prefix string) bool { return strings.HasPrefix(lower, prefix) }
+		if slices.Contains(forbidden, lower) || slices.ContainsFunc(prefixes, begins) {
 			r.reject(n.Pos, "%s cannot be %s, which has a meaning of its own in HTTP; write another header field", r.full(name), n.Value)
 			return "", false
 		}
