@@ -61,34 +61,63 @@ func New(version, extension string, operations []policy.Operation) *Module {
 	} {
 		m.Codes = append(m.Codes, quote(code))
 	}
-	// A concrete path goes before a template that it matches.
 	operations = slices.DeleteFunc(slices.Clone(operations), func(op policy.Operation) bool { return op.Place.Kind != document.Path })
 	slices.SortStableFunc(operations, func(a, b policy.Operation) int {
-		return cmp.Compare(strings.Count(a.Path, "{"), strings.Count(b.Path, "{"))
+		return slices.CompareFunc(segments(a.Path), segments(b.Path), segment.compare)
 	})
 	for i, op := range operations {
-		called := op.Annotated() && !op.Client.Disabled
-		if !called && !slices.ContainsFunc(operations[i+1:], func(later policy.Operation) bool { return shadows(op, later) }) {
-			continue
+		shadows := func(later policy.Operation) bool {
+			return called(later) && op.Method == later.Method && slices.EqualFunc(segments(op.Path), segments(later.Path), segment.overlaps)
 		}
 		entry := Operation{Method: quote(op.Method), Path: quote(op.Path)}
-		if called {
+		if called(op) {
 			entry.Policy = newPolicy(op)
+		} else if !slices.ContainsFunc(operations[i+1:], shadows) {
+			continue
 		}
 		m.Operations = append(m.Operations, entry)
 	}
 	return m
 }
 
-var parameter = regexp.MustCompile(`\\\{[^}]*\\\}`)
+func called(op policy.Operation) bool { return op.Annotated() && !op.Client.Disabled }
 
-// shadows reports whether a request of op could be taken for one of later.
-func shadows(op, later policy.Operation) bool {
-	if !later.Annotated() || later.Client.Disabled || op.Method != later.Method {
-		return false
+// A segment is what stands between two slashes of a path.
+type segment struct {
+	literal    int // characters that are no parameter's
+	parameters int
+	head, tail string // before the first parameter, and behind the last; the whole if there is none
+}
+
+var parameter = regexp.MustCompile(`\{[^}]*\}`)
+
+func segments(path string) (all []segment) {
+	// A parameter's name may have a slash.
+	for text := range strings.SplitSeq(parameter.ReplaceAllString(path, "{}"), "/") {
+		parts := strings.Split(text, "{}")
+		n := len(parts) - 1
+		all = append(all, segment{literal: len(text) - n*len("{}"), parameters: n, head: parts[0], tail: parts[n]})
 	}
-	pattern := parameter.ReplaceAllString(regexp.QuoteMeta(later.Path), "[^/]+")
-	return regexp.MustCompile("^" + pattern + "$").MatchString(op.Path)
+	return all
+}
+
+// compare puts what says more about a path first: a segment without parameters,
+// then the one with more literal characters.
+func (s segment) compare(other segment) int {
+	if s.parameters == 0 || other.parameters == 0 {
+		return cmp.Compare(min(s.parameters, 1), min(other.parameters, 1))
+	}
+	return cmp.Compare(other.literal, s.literal)
+}
+
+// overlaps reports whether one text may be both. That it says so of some that
+// cannot does no harm: their requests match the right one alone.
+func (s segment) overlaps(other segment) bool {
+	if s.parameters == 0 && other.parameters == 0 {
+		return s == other
+	}
+	return (strings.HasPrefix(s.head, other.head) || strings.HasPrefix(other.head, s.head)) &&
+		(strings.HasSuffix(s.tail, other.tail) || strings.HasSuffix(other.tail, s.tail))
 }
 
 func newPolicy(op policy.Operation) *Policy {

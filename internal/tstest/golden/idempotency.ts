@@ -43,6 +43,28 @@ interface Policy {
 const operations: readonly { readonly method: string; readonly path: string; readonly policy: Policy | null }[] = [
   {
     method: "POST",
+    path: "/a%20b",
+    policy: {
+      id: "encoded",
+      header: "Idempotency-Key",
+      marker: "Idempotent-Replayed",
+      natural: false,
+      retry: { maxAttempts: 4, base: 1, max: 1000, maxElapsed: 10000 },
+    },
+  },
+  {
+    method: "POST",
+    path: "/a[b]|c",
+    policy: {
+      id: "brackets",
+      header: "Idempotency-Key",
+      marker: "Idempotent-Replayed",
+      natural: false,
+      retry: { maxAttempts: 4, base: 1, max: 1000, maxElapsed: 10000 },
+    },
+  },
+  {
+    method: "POST",
     path: "/orders",
     policy: {
       id: "createOrder",
@@ -64,9 +86,52 @@ const operations: readonly { readonly method: string; readonly path: string; rea
   },
   {
     method: "POST",
+    path: "/files/index/pages/{page}",
+    policy: {
+      id: "addPage",
+      header: "Idempotency-Key",
+      marker: "Idempotent-Replayed",
+      natural: false,
+      retry: { maxAttempts: 4, base: 1, max: 1000, maxElapsed: 10000 },
+    },
+  },
+  {
+    method: "POST",
+    path: "/orders/{id}:cancel",
+    policy: null,
+  },
+  {
+    method: "POST",
+    path: "/orders/{id}:pay",
+    policy: {
+      id: "payOrder",
+      header: "X-Pay-Key",
+      marker: "Idempotent-Replayed",
+      natural: false,
+      retry: { maxAttempts: 4, base: 1, max: 1000, maxElapsed: 10000 },
+    },
+  },
+  {
+    method: "POST",
     path: "/café/\"{id}\"",
     policy: {
       id: "serve \"☕\"",
+      header: "Idempotency-Key",
+      marker: "Idempotent-Replayed",
+      natural: false,
+      retry: { maxAttempts: 4, base: 1, max: 1000, maxElapsed: 10000 },
+    },
+  },
+  {
+    method: "POST",
+    path: "/files/{name}.{ext}",
+    policy: null,
+  },
+  {
+    method: "POST",
+    path: "/files/{name}",
+    policy: {
+      id: "addFile",
       header: "Idempotency-Key",
       marker: "Idempotent-Replayed",
       natural: false,
