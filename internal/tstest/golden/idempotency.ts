@@ -15,9 +15,16 @@
  *     const { fetch } = idempotency("https://api.example.com/v1");
  *     const response = await fetch("https://api.example.com/v1/orders", { method: "POST", body });
  *
- * A browser sees the fields Retry-After and that of the replay marker of another
- * origin only if its CORS answers expose them, and sends the key only if they
- * allow it.
+ * A browser sees the fields Retry-After, Date and that of the replay marker of
+ * another origin only if its CORS answers expose them, and sends the key's field
+ * only if they allow it. On a connection that it has used before, a browser may
+ * send a request once more by itself: with the same key, and without an attempt
+ * that counts it.
+ *
+ * Webhooks and callbacks have no senders here: their URLs are not the document's.
+ *
+ * The compiler needs the lib ES2022, with DOM, WebWorker or the types of a runtime
+ * such as Node.
  *
  * @packageDocumentation
  */
@@ -213,14 +220,23 @@ export interface Retry {
 }
 
 export interface Options {
-  /** Sends the attempts. Default: the global fetch. */
-  fetch?: (request: Request) => Promise<Response>;
+  /**
+   * Sends the attempts, and what else the returned fetch is called with. Default:
+   * the global fetch. Its init has what the call's had and a Request does not
+   * keep, such as next or dispatcher, and is undefined if there is nothing. To
+   * bound each attempt:
+   *
+   *     fetch: (request, init) =>
+   *       fetch(request, { ...init, signal: AbortSignal.any([request.signal, AbortSignal.timeout(10_000)]) }),
+   */
+  fetch?: (request: Request, init?: RequestInit) => Promise<Response>;
   /**
    * Makes the key of a call whose caller gave none. Default: crypto.randomUUID(),
-   * which browsers have on https and localhost only.
+   * which browsers have on https and localhost only. Where it fails, so does the
+   * call, with a NotSentError.
    */
   generateKey?: (operation: string) => string | Promise<string>;
-  /** Overrides limits of the document, for every operation that is repeated at all. */
+  /** Overrides, with those that are positive, limits of the document, for every operation that is repeated at all. */
   retry?: Partial<Retry>;
   /** Makes every call one attempt, which still carries a key. */
   noRetry?: boolean;
@@ -230,9 +246,13 @@ export interface Options {
    * no problem details and use 409 for nothing else.
    */
   conflictsInFlight?: boolean;
-  /** How many bytes of a body are held in memory; a larger request is sent once. Default: 1048576. */
+  /**
+   * How many bytes of a body are held in memory; a larger request is sent once.
+   * Default, also for a limit that is not positive: 1048576. Of an error's
+   * body 65536 are held at least, since it may say what became of the key.
+   */
   bodyLimit?: number;
-  /** Is called after every attempt, before any wait. */
+  /** Is called after every attempt, before any wait. It must not throw: the call would throw the same. */
   onAttempt?: (attempt: Attempt) => void;
 }
 
@@ -263,14 +283,15 @@ export interface Problem {
   readonly key: string | undefined;
 }
 
-/** A call that failed before anything was sent: it had no effect. */
+/** A call that failed before anything was sent: it had no effect. Its cause is what went wrong. */
 export class NotSentError extends Error {
   override readonly name = "NotSentError";
 }
 
 /**
  * A call without an answer. It may have taken effect: only the same key makes it
- * safe to call again.
+ * safe to call again. An abort is none: it throws the signal's reason, which tells
+ * no key; see fetch.
  */
 export class NoAnswerError extends Error {
   override readonly name = "NoAnswerError";
@@ -300,16 +321,23 @@ export interface Idempotency {
    *
    * Network errors, 2xx answers whose body breaks off, and the statuses 408, 425,
    * 429, 500, 502, 503 and 504 are repeated; a 409 too if its problem says that
-   * the first request is still in flight, and such answers do not count. Nothing
-   * is repeated after a replayed answer that came whole, after one that says that
-   * the outcome is unknown, or once the signal is aborted. When no attempt is
-   * left, the last answer is returned, or a NoAnswerError is thrown; an abort
-   * throws the signal's reason.
+   * the first request is still in flight, and such answers do not count, or if it
+   * is JSON that breaks off, and may have said so. Nothing is repeated after a
+   * replayed answer that came whole, after one that says that the outcome is
+   * unknown, or once the signal is aborted. When no attempt is left, the last
+   * answer is returned, or a NoAnswerError is thrown.
+   *
+   * An abort throws the signal's reason, in mid answer too, and the call may have
+   * taken effect. Give a call that may be aborted a key of its own in the header
+   * field, or note the key of each attempt with onAttempt.
    */
   readonly fetch: (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
   /**
    * For openapi-fetch: makes the key before other middlewares run, such as one
    * that signs the request. Use it before those; fetch alone is enough otherwise.
+   * A middleware that returns another Request must keep its header fields. Without
+   * this one, the key is in a copy of openapi-fetch's request, and to send that
+   * request again by hand is another call.
    */
   readonly middleware: {
     readonly onRequest: (context: { readonly request: Request; readonly schemaPath: string }) => Promise<undefined>;
@@ -318,27 +346,29 @@ export interface Idempotency {
 
 /**
  * Returns a fetch for the operations below baseUrl, which is the server's URL as
- * openapi-fetch takes it. In browsers it may be relative.
+ * openapi-fetch takes it: in browsers it may be relative, and empty it is the
+ * origin's root.
  */
 export function idempotency(baseUrl: string, options: Options = {}): Idempotency {
-  const base = new URL(baseUrl, location());
-  const prefix = base.pathname.replace(/\/+$/, "");
-  const send = options.fetch ?? ((request: Request) => globalThis.fetch(request));
-  const limit = options.bodyLimit ?? 1048576;
+  const limit = positive(options.bodyLimit, 1048576);
 
-  function find(method: string, url: URL): Policy | null {
-    if (url.origin !== base.origin || !url.pathname.startsWith(prefix)) {
+  function find(method: string, url: string): Policy | null {
+    const { origin, pathname } = new URL(url, location());
+    const base = new URL(baseUrl.replace(/\/+$/, "") + "/", location());
+    const prefix = base.pathname.replace(/\/+$/, "");
+    if (origin !== base.origin || !pathname.startsWith(prefix)) {
       return null;
     }
-    const path = url.pathname.slice(prefix.length);
+    const path = pathname.slice(prefix.length);
     return matchers.find((m) => m.method === method && m.path.test(path))?.policy ?? null;
   }
 
   /** Decides the key of a request, and makes it the value of its header field. */
-  async function attach(policy: Policy, headers: Headers): Promise<string> {
+  async function attach(policy: Policy, { headers, signal }: Request): Promise<string> {
     let key = headers.get(policy.header) ?? "";
     if (absent(key)) {
-      key = await (options.generateKey ?? (() => globalThis.crypto.randomUUID()))(policy.id);
+      const generate = async () => (options.generateKey ?? (() => globalThis.crypto.randomUUID()))(policy.id);
+      key = (await unlessAborted(signal, generate())).trim();
     }
     if (absent(key) || !/^[ -~]*$/.test(key)) {
       throw new NotSentError(`the idempotency key "${key}" cannot be sent; give printable ASCII, neither blank nor the nil UUID`);
@@ -347,28 +377,30 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
       throw new NotSentError(`the field ${policy.header} has more than one idempotency key: ${key}; give one`);
     }
     headers.set(policy.header, key);
+    if (headers.get(policy.header) !== key) {
+      throw new NotSentError(`the field ${policy.header} is dropped from the request; do not use the mode "no-cors"`);
+    }
     return key;
   }
 
-  async function call(policy: Policy, request: Request): Promise<Response> {
-    const key = policy.natural ? undefined : await attach(policy, request.headers);
-    const retry = policy.retry === null || options.noRetry === true ? once : { ...policy.retry, ...options.retry };
-    // Undefined: too large to be repeated. The request itself is untouched.
-    const body = retry.maxAttempts > 1 ? await readUpTo(request.clone(), limit) : undefined;
+  async function call(policy: Policy, request: Request, extras: RequestInit | undefined): Promise<Response> {
+    const retry = limits(policy);
+    const { key, body } = await beforeSending(request, async () => ({
+      key: policy.natural ? undefined : await attach(policy, request),
+      // Undefined: too large to be repeated. The request itself is untouched.
+      body: retry.maxAttempts > 1 ? await readUpTo(request.clone(), limit, request.signal) : undefined,
+    }));
     const begun = performance.now();
     let last: Problem | undefined; // the last answer, if it said that a request with the key is in flight
     for (let number = 1, counted = 0; ; number++) {
-      const result = await attempt(body === undefined ? request : copy(request, body), policy, key);
-      const { again, cost } = judge(result);
-      counted += cost;
-      const wait = backoff(retry, number, result.response);
-      const repeat =
-        again &&
-        body !== undefined &&
-        counted < retry.maxAttempts &&
-        wait <= retry.maxElapsed - (performance.now() - begun) &&
-        !request.signal.aborted;
+      const result = await attempt(body === undefined ? request : copy(request, body), policy, key, extras);
       const { response, error } = result;
+      const { again, cost } = judge(policy, result);
+      counted += cost;
+      const left = retry.maxElapsed - (performance.now() - begun);
+      const wait = backoff(retry, number, left, response);
+      const aborted = request.signal.aborted;
+      const repeat = again && body !== undefined && counted < retry.maxAttempts && wait <= left && !aborted;
       if (response !== undefined) {
         last = cost === 0 ? problemOf(response) : undefined;
       }
@@ -376,22 +408,33 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
         operation: policy.id, key, number, status: response?.status, error,
         again: repeat, wait: repeat ? wait : 0,
       });
-      if (!repeat) {
-        if (response !== undefined) {
-          return response;
-        }
-        request.signal.throwIfAborted();
+      if (repeat || aborted) {
+        discard(response?.body);
+        await sleep(wait, request.signal);
+      } else if (response !== undefined) {
+        return response;
+      } else {
         throw new NoAnswerError(key, number, error, last);
       }
-      discard(response?.body);
-      await sleep(wait, request.signal);
     }
   }
 
-  async function attempt(request: Request, policy: Policy, key: string | undefined): Promise<Result> {
+  function limits({ retry }: Policy): Retry {
+    if (retry === null || options.noRetry === true) {
+      return once;
+    }
+    return {
+      maxAttempts: positive(options.retry?.maxAttempts, retry.maxAttempts),
+      base: positive(options.retry?.base, retry.base),
+      max: positive(options.retry?.max, retry.max),
+      maxElapsed: positive(options.retry?.maxElapsed, retry.maxElapsed),
+    };
+  }
+
+  async function attempt(request: Request, policy: Policy, key: string | undefined, extras: RequestInit | undefined): Promise<Result> {
     let response: Response;
     try {
-      response = await send(request);
+      response = await (options.fetch ?? globalThis.fetch)(request, extras);
     } catch (error) {
       return { response: undefined, error, replayed: false, code: undefined };
     }
@@ -399,13 +442,18 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     const replayed = marker !== null && !["", "false", "?0"].includes(marker.toLowerCase());
     let head: ArrayBuffer | undefined;
     let error: unknown;
-    try {
-      head = bounded(response, limit) ? await readUpTo(response.clone(), limit) : undefined;
-    } catch (cut) {
-      error = cut;
+    const most = response.status < 400 ? limit : Math.max(limit, 65536);
+    if (bounded(response, most) && !taken(response)) {
+      try {
+        head = await readUpTo(response.clone(), most, request.signal);
+      } catch (cut) {
+        error = cut;
+      }
     }
     let problem = readProblem(response, head);
-    if (problem === undefined && response.status === 409 && !replayed && options.conflictsInFlight === true) {
+    // What broke off may have been another problem.
+    const told = problem !== undefined || (error !== undefined && isJSON(response.headers));
+    if (options.conflictsInFlight === true && response.status === 409 && !told && !replayed && !policy.natural) {
       problem = { code: inFlight, status: 409, type: "", title: "", detail: "", key };
     }
     exchanges.set(response, {
@@ -415,33 +463,22 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     return { response, error, replayed, code: problem?.code };
   }
 
-  /** Says whether another attempt may end better, and how many attempts this one counts for. */
-  function judge({ response, error, replayed, code }: Result): { again: boolean; cost: number } {
-    if (response === undefined) {
-      return { again: true, cost: 1 };
-    }
-    if (response.status === 409 && !replayed && code === inFlight) {
-      return { again: true, cost: 0 };
-    }
-    if (repeatable.includes(response.status)) {
-      return { again: !replayed && code !== outcomeUnknown, cost: 1 };
-    }
-    return { again: error !== undefined && response.ok, cost: 1 };
-  }
-
   return {
     async fetch(input, init) {
       const given = typeof input === "object" && "url" in input ? input : undefined;
       const method = (init?.method ?? given?.method ?? "GET").toUpperCase();
-      const policy = find(method, new URL(given?.url ?? String(input), location()));
-      const request = new Request(input, init);
-      return policy === null ? send(request) : call(policy, request);
+      const policy = find(method, given?.url ?? String(input));
+      const extras = extrasOf(given, init);
+      if (policy !== null) {
+        return call(policy, new Request(input, init), extras);
+      }
+      return options.fetch === undefined ? globalThis.fetch(input, init) : options.fetch(new Request(input, init), extras);
     },
     middleware: {
       async onRequest({ request, schemaPath }) {
         const policy = operations.find((op) => op.method === request.method && op.path === schemaPath)?.policy;
         if (policy && !policy.natural) {
-          await attach(policy, request.headers);
+          await beforeSending(request, () => attach(policy, request));
         }
         return undefined;
       },
@@ -489,14 +526,64 @@ const repeatable: readonly number[] = [408, 425, 429, 500, 502, 503, 504];
 
 const once: Retry = { maxAttempts: 1, base: 0, max: 0, maxElapsed: 0 };
 
-const matchers = operations.map(({ method, path, policy }) => ({
-  method,
-  policy,
-  path: new RegExp("^" + path.split(/\{[^}]*\}/).map((text) => encodeURI(text).replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("[^/]+") + "$"),
-}));
+/** Members of an init that a Request keeps, or that are of no use to it: all of the standard's. */
+const standard: readonly string[] = [
+  "body", "cache", "credentials", "duplex", "headers", "integrity", "keepalive", "method", "mode", "priority",
+  "redirect", "referrer", "referrerPolicy", "signal", "window",
+];
 
+const matchers = operations.map(({ method, path, policy }) => ({ method, policy, path: matcher(path) }));
+
+/** Matches what a URL makes of the path, with anything but slashes in place of the parameters. */
+function matcher(path: string): RegExp {
+  const url = new URL("http://localhost");
+  url.pathname = path.replace(/\{[^}]*\}/g, "{}");
+  const literals = url.pathname.split("%7B%7D").map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  return new RegExp("^" + literals.join("[^/]+") + "$");
+}
+
+/** What relative URLs are relative to, which a page changes. */
 function location(): string | undefined {
-  return (globalThis as { location?: { href: string } }).location?.href;
+  const { document, location } = globalThis as { document?: { baseURI: string }; location?: { href: string } };
+  return document?.baseURI ?? location?.href;
+}
+
+/** What a Request does not keep of the members that its call was given; openapi-fetch puts some on the Request itself. */
+function extrasOf(given: Request | undefined, init: RequestInit | undefined): RequestInit | undefined {
+  const members = [...Object.entries(given ?? {}), ...Object.entries(init ?? {})];
+  const extras = members.filter(([name, value]) => value !== undefined && !standard.includes(name));
+  return extras.length === 0 ? undefined : Object.fromEntries(extras);
+}
+
+function positive(given: number | undefined, otherwise: number): number {
+  return given !== undefined && given > 0 ? given : otherwise;
+}
+
+/** Does what comes before the first attempt. Where that fails, the request's body is given up. */
+async function beforeSending<T>(request: Request, work: () => Promise<T>): Promise<T> {
+  try {
+    request.signal.throwIfAborted();
+    return await work();
+  } catch (error) {
+    discard(request.body);
+    request.signal.throwIfAborted();
+    throw error instanceof NotSentError ? error : new NotSentError(`nothing was sent: ${String(error)}`, { cause: error });
+  }
+}
+
+/** Says whether another attempt may end better, and how many attempts this one counts for. */
+function judge({ natural }: Policy, { response, error, replayed, code }: Result): { again: boolean; cost: number } {
+  if (response === undefined) {
+    return { again: true, cost: 1 };
+  }
+  if (response.status === 409 && !replayed && !natural) {
+    // One that broke off may have said so.
+    return code === inFlight ? { again: true, cost: 0 } : { again: error !== undefined && isJSON(response.headers), cost: 1 };
+  }
+  if (repeatable.includes(response.status)) {
+    return { again: !replayed && code !== outcomeUnknown, cost: 1 };
+  }
+  return { again: error !== undefined && response.ok, cost: 1 };
 }
 
 function absent(key: string): boolean {
@@ -509,7 +596,7 @@ function isCode(code: string): code is Code {
 }
 
 function isJSON(headers: Headers): boolean {
-  return /^\s*application\/(json|[^;,\s]+\+json)\s*(;|$)/i.test(headers.get("Content-Type") ?? "");
+  return /^\s*(application\/json|[^;,\s]+\/[^;,\s]+\+json)\s*(;|$)/i.test(headers.get("Content-Type") ?? "");
 }
 
 /** Says whether the body of an answer ends without being waited for: others may be streams. */
@@ -518,22 +605,29 @@ function bounded(response: Response, limit: number): boolean {
   return (length > 0 && length <= limit) || isJSON(response.headers);
 }
 
+/** Says whether the fetch that gave an answer has read its body, or handed it on. */
+function taken(response: Response): boolean {
+  return response.bodyUsed || response.body?.locked === true;
+}
+
 /** Reads a body; undefined if it has more than limit bytes. */
-async function readUpTo(from: Request | Response, limit: number): Promise<ArrayBuffer | undefined> {
+async function readUpTo(from: Request | Response, limit: number, signal: AbortSignal): Promise<ArrayBuffer | undefined> {
   if (!from.body) {
-    return from.arrayBuffer(); // there is none, or the browser has no streams of requests
+    return unlessAborted(signal, from.arrayBuffer()); // there is none, or the browser has no streams of requests
   }
   const reader = from.body.getReader();
   const chunks: Uint8Array[] = [];
   let size = 0;
-  for (let next = await reader.read(); !next.done; next = await reader.read()) {
-    chunks.push(next.value);
-    size += next.value.length;
-    if (size > limit) {
-      reader.releaseLock();
-      discard(from.body);
-      return undefined;
+  try {
+    for (let next = await unlessAborted(signal, reader.read()); !next.done; next = await unlessAborted(signal, reader.read())) {
+      chunks.push(next.value);
+      size += next.value.length;
+      if (size > limit) {
+        return undefined;
+      }
     }
+  } finally {
+    reader.cancel().catch(() => undefined); // of no effect where it ended
   }
   const buffer = new ArrayBuffer(size);
   const bytes = new Uint8Array(buffer);
@@ -550,9 +644,14 @@ function discard(body: ReadableStream | null | undefined): void {
   body?.cancel().catch(() => undefined); // it may have broken off
 }
 
-/** Each attempt has a request of its own. Its body is a Blob, since Node 20 cannot send a buffer again for a redirect. */
+/**
+ * Each attempt has a request of its own. Its body is a Blob, since Node 20 cannot
+ * send a buffer again for a redirect. A request with another body has no referrer
+ * but that which it is given.
+ */
 function copy(request: Request, body: ArrayBuffer): Request {
-  return body.byteLength === 0 ? request.clone() : new Request(request, { body: new Blob([body]) });
+  const { referrer, referrerPolicy } = request;
+  return body.byteLength === 0 ? request.clone() : new Request(request, { body: new Blob([body]), referrer, referrerPolicy });
 }
 
 function readProblem(response: Response, head: ArrayBuffer | undefined): (Omit<Problem, "code"> & { code: string }) | undefined {
@@ -579,10 +678,14 @@ function readProblem(response: Response, head: ArrayBuffer | undefined): (Omit<P
   };
 }
 
-/** The wait after the attempt with this number: random, or longer if the server asks for it. */
-function backoff(retry: Retry, number: number, response: Response | undefined): number {
-  const longest = Math.min(retry.base * 2 ** (number - 1), retry.max);
-  return Math.max(Math.random() * longest, Math.min(retryAfter(response), retry.max));
+/**
+ * The wait after the attempt with this number: random, but no longer than what is
+ * left of the time, or longer if the server asks for it.
+ */
+function backoff(retry: Retry, number: number, left: number, response: Response | undefined): number {
+  const most = Math.min(retry.max, 2 ** 31 - 1); // which is setTimeout's
+  const random = Math.random() * Math.min(retry.base * 2 ** (number - 1), most);
+  return Math.max(Math.min(random, left), Math.min(Math.max(retryAfter(response), 0), most));
 }
 
 function retryAfter(response: Response | undefined): number {
@@ -590,22 +693,39 @@ function retryAfter(response: Response | undefined): number {
   if (/^\d+$/.test(value)) {
     return Number(value) * 1000;
   }
-  const at = Date.parse(value);
+  const at = date(value);
   // The server's clock, if it tells: ours may be wrong.
-  const now = Date.parse(response?.headers.get("Date") ?? "");
+  const now = date(response?.headers.get("Date") ?? "");
   return Number.isNaN(at) ? 0 : at - (Number.isNaN(now) ? Date.now() : now);
 }
 
-function sleep(ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const stop = () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    };
-    const timer = setTimeout(() => {
-      signal.removeEventListener("abort", stop);
-      resolve();
-    }, ms);
-    signal.addEventListener("abort", stop, { once: true });
+/** NaN if it is not one of HTTP, which begin with a weekday and are GMT, said or not: Date.parse takes almost anything. */
+function date(text: string): number {
+  return /^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)(s|nes|rs|ur)?(day)?,? /.test(text) ? Date.parse(text.replace(/( GMT)?$/, " GMT")) : NaN;
+}
+
+async function sleep(ms: number, signal: AbortSignal): Promise<void> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  try {
+    await unlessAborted(signal, new Promise<void>((resolve) => (timer = setTimeout(resolve, ms))));
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Settles as work does, or at once with the signal's reason. */
+async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+  let stop = (): void => undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    stop = () => reject(signal.reason);
   });
+  signal.addEventListener("abort", stop);
+  if (signal.aborted) {
+    stop();
+  }
+  try {
+    return await Promise.race([aborted, work]);
+  } finally {
+    signal.removeEventListener("abort", stop);
+  }
 }

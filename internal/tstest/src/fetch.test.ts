@@ -1,9 +1,13 @@
 // The module's rules, against servers that misbehave.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { test, type TestContext } from "node:test";
 
+import createClient from "openapi-fetch";
+
 import { idempotency, keyOf, NoAnswerError, NotSentError, problemOf, replayed, type Attempt, type Options } from "../golden/idempotency.js";
+import type { paths } from "./orders.js";
 import { answer, breakOff, created, problem, reset, script, type Seen, type Step } from "./server.js";
 
 const urn = "urn:oapi-idempotent:";
@@ -39,6 +43,7 @@ for (const [name, step] of Object.entries({
   "half a chunked body": breakOff(`${half}Transfer-Encoding: chunked\r\n\r\n5\r\n{"id"\r\n`),
   "half a body that is no JSON": breakOff("HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\nhalf"),
   "something else than HTTP": breakOff("SSH-2.0-OpenSSH_9.6\r\n"),
+  "half of a 409 in JSON": breakOff("HTTP/1.1 409 Conflict\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"),
   "half of a 503": breakOff("HTTP/1.1 503 Busy\r\nContent-Length: 100\r\n\r\nbu"),
   ...Object.fromEntries([408, 425, 429, 500, 502, 503, 504].map((status) => [`a ${status}`, answer(status, "no")])),
   "a store that is down": problem(503, urn + "idempotency-store-unavailable", { "Retry-After": "0" }),
@@ -64,6 +69,7 @@ for (const [name, step] of Object.entries({
   "a 409 of the operation's own": problem(409, "https://example.com/problems/sold-out"),
   "a replayed 500": answer(500, "no", { "Idempotent-Replayed": "true" }),
   "a replayed 409": problem(409, urn + "idempotency-in-flight", { "Idempotent-Replayed": "?1" }),
+  "half of a 409 that is no JSON": breakOff("HTTP/1.1 409 Conflict\r\nContent-Length: 100\r\n\r\nno"),
   "half of a 404": breakOff("HTTP/1.1 404 Not Found\r\nContent-Length: 100\r\n\r\nno"),
 })) {
   test(`${name} is final`, async (t) => {
@@ -79,6 +85,57 @@ test("a key in flight is waited for, and such answers do not count", async (t) =
   const { seen, post } = await order(t, [...Array<Step>(9).fill(busy), reset, created]);
   assert.equal((await post()).status, 201);
   oneKey(seen, 11);
+});
+
+test("a 409 that breaks off counts, whatever the options say", async (t) => {
+  for (const conflictsInFlight of [false, true]) {
+    const half = breakOff("HTTP/1.1 409 Conflict\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{");
+    const { seen, post } = await order(t, [half], { conflictsInFlight });
+    const response = await post();
+    assert.equal(response.status, 409);
+    await assert.rejects(response.text());
+    oneKey(seen, 4);
+  }
+});
+
+test("a natural operation is never in flight", async (t) => {
+  for (const conflictsInFlight of [false, true]) {
+    for (const step of [answer(409), problem(409, urn + "idempotency-in-flight")]) {
+      const { url, fetch, seen } = await order(t, [step, answer(200)], { conflictsInFlight });
+      assert.equal((await fetch(`${url}/orders/7`, { method: "PUT" })).status, 409);
+      assert.equal(seen.length, 1);
+    }
+  }
+});
+
+test("a small limit hides nothing that the guard says", async (t) => {
+  const { seen, post } = await order(t, [problem(409, urn + "idempotency-in-flight"), problem(503, urn + "idempotency-outcome-unknown")], { bodyLimit: 1 }, { body: "o" });
+  assert.equal(problemOf(await post())?.code, "idempotency-outcome-unknown");
+  oneKey(seen, 2, "o");
+});
+
+test("a problem is one in any +json", async (t) => {
+  const body = JSON.stringify({ type: urn + "idempotency-in-flight" });
+  const { seen, post } = await order(t, [answer(409, body, { "Content-Type": "Problem/X+JSON ; a=b" }), created]);
+  assert.equal((await post()).status, 201);
+  oneKey(seen, 2);
+});
+
+test("an answer that the given fetch has read is no broken one", async (t) => {
+  for (const read of [
+    async (response: Response) => void (await response.text()),
+    async (response: Response) => void response.body?.getReader(),
+  ]) {
+    const { seen, post } = await order(t, [created], {
+      fetch: async (request) => {
+        const response = await fetch(request);
+        await read(response);
+        return response;
+      },
+    });
+    assert.equal((await post()).status, 201);
+    oneKey(seen, 1);
+  }
 });
 
 test("a 409 without a problem is in flight if the options say so", async (t) => {
@@ -148,7 +205,14 @@ test("Retry-After is followed up to the longest wait", async (t) => {
     assert.deepEqual(waits, [50, 0]);
     assert.ok(performance.now() - begun >= 45);
   }
-  for (const value of ["-1", "soon", "0", new Date(0).toUTCString()]) {
+  // A second ahead of the server's clock, in the three forms of a date.
+  for (const value of ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]) {
+    const waits: number[] = [];
+    const { post } = await order(t, [answer(503, "", { "Retry-After": value, "Date": "Sun, 06 Nov 1994 08:49:36 GMT" }), created], { retry: { max: 20 }, onAttempt: (attempt) => waits.push(attempt.wait) });
+    assert.equal((await post()).status, 201);
+    assert.deepEqual(waits, [20, 0]);
+  }
+  for (const value of ["-1", "soon", "0", "garbage 2999", "Sunrise 2999", "2999-01-01", new Date(0).toUTCString(), "Sun Nov  6 08:49:37 1994", "Sunday, 06-Nov-94 08:49:37 GMT"]) {
     const waits: number[] = [];
     const { post } = await order(t, [answer(503, "", { "Retry-After": value }), created], { onAttempt: (attempt) => waits.push(attempt.wait) });
     assert.equal((await post()).status, 201);
@@ -170,6 +234,143 @@ test("no attempt begins when the time is over", async (t) => {
   const { seen, post } = await order(t, [answer(503, "", { "Retry-After": "1" })], { retry: { maxElapsed: 500 } });
   assert.equal((await post()).status, 503);
   oneKey(seen, 1);
+});
+
+test("a wait is cut to what is left of the time", async (t) => {
+  const waits: number[] = [];
+  t.mock.method(Math, "random", () => 0.999);
+  const { seen, post } = await order(t, [answer(503), created], { retry: { base: 60_000, max: 60_000, maxElapsed: 300 }, onAttempt: (attempt) => waits.push(attempt.wait) });
+  assert.equal((await post()).status, 201);
+  oneKey(seen, 2);
+  assert.ok((waits[0] ?? 0) > 0 && (waits[0] ?? 0) <= 300, String(waits));
+});
+
+test("no wait is longer than a timer can be", { timeout: 60_000 }, async (t) => {
+  const abort = new AbortController();
+  const waits: number[] = [];
+  const { post } = await order(t, [answer(503, "", { "Retry-After": "9999999" })], {
+    retry: { max: Infinity, maxElapsed: Infinity },
+    onAttempt: ({ wait }) => {
+      waits.push(wait);
+      abort.abort("seen");
+    },
+  }, { signal: abort.signal });
+  await assert.rejects(post(), (reason) => reason === "seen");
+  assert.deepEqual(waits, [2 ** 31 - 1]);
+});
+
+test("limits that are not positive are the document's", async (t) => {
+  for (const limit of [0, -1, NaN, undefined] as number[]) {
+    const waits: number[] = [];
+    const { seen, post } = await order(t, [answer(503)], {
+      retry: { maxAttempts: limit, base: limit, max: limit, maxElapsed: limit }, bodyLimit: limit,
+      onAttempt: ({ wait }) => waits.push(wait),
+    });
+    assert.equal((await post()).status, 503);
+    oneKey(seen, 4);
+    assert.ok(waits.every((wait) => wait >= 0 && wait <= 4), String(waits));
+  }
+});
+
+/** A body that stalls behind its first bytes, and notes that it is given up. */
+function stalled(): { body: ReadableStream; given: Promise<void> } {
+  let gave = (): void => undefined;
+  const given = new Promise<void>((resolve) => (gave = resolve));
+  const body = new ReadableStream({
+    start: (controller) => controller.enqueue(new TextEncoder().encode("or")),
+    cancel: () => gave(),
+  });
+  return { body, given };
+}
+
+test("an abort before the first attempt ends the call, and its body", { timeout: 60_000 }, async (t) => {
+  const never = { generateKey: () => new Promise<string>(() => undefined) };
+  for (const [name, aborted, options] of [
+    ["before the call", true, {}],
+    ["while its key is made", false, never],
+    ["while its body is read", false, {}],
+  ] as const) {
+    const abort = new AbortController();
+    const { body, given } = stalled();
+    const attempts: Attempt[] = [];
+    const { seen, post } = await order(t, [created], { ...options, onAttempt: (attempt) => attempts.push(attempt) }, { body, duplex: "half", signal: abort.signal } as RequestInit);
+    if (aborted) {
+      abort.abort(name);
+    }
+    const call = post();
+    setImmediate(() => abort.abort(name));
+    await assert.rejects(call, (reason) => reason === name);
+    await given;
+    assert.deepEqual([seen, attempts], [[], []], name);
+  }
+  const abort = new AbortController();
+  const { middleware } = idempotency("https://example.com", never);
+  const request = new Request("https://example.com/orders", { method: "POST", signal: abort.signal });
+  const before = getEventListeners(request.signal, "abort").length;
+  const attached = middleware.onRequest({ request, schemaPath: "/orders" });
+  setImmediate(() => abort.abort("stop"));
+  await assert.rejects(attached, (reason) => reason === "stop");
+  assert.equal(getEventListeners(request.signal, "abort").length, before);
+});
+
+test("an abort in mid answer ends the call", { timeout: 60_000 }, async (t) => {
+  for (const status of [201, 409, 503]) {
+    const abort = new AbortController();
+    const again: boolean[] = [];
+    const { seen, post } = await order(t, [(response) => {
+      response.writeHead(status, { "Content-Type": "application/json" }).write("{");
+    }], {
+      fetch: async (request) => {
+        const response = await fetch(request);
+        setImmediate(() => abort.abort("stop"));
+        return response;
+      },
+      onAttempt: (attempt) => again.push(attempt.again),
+    }, { signal: abort.signal });
+    await assert.rejects(post(), (reason) => reason === "stop");
+    oneKey(seen, 1);
+    assert.deepEqual(again, [false]);
+  }
+});
+
+test("after an abort in onAttempt there is no other", { timeout: 60_000 }, async (t) => {
+  const abort = new AbortController();
+  const numbers: number[] = [];
+  const { seen, post } = await order(t, [answer(503), created], {
+    onAttempt: ({ number }) => {
+      numbers.push(number);
+      abort.abort("enough");
+    },
+  }, { signal: abort.signal });
+  await assert.rejects(post(), (reason) => reason === "enough");
+  oneKey(seen, 1);
+  assert.deepEqual(numbers, [1]);
+});
+
+test("what goes wrong before anything is sent is told so", { timeout: 60_000 }, async (t) => {
+  const cause = new Error("no keys today");
+  const notSent = (want: (cause: unknown) => boolean) => (error: unknown) => error instanceof NotSentError && want(error.cause);
+  for (const generateKey of [
+    () => {
+      throw cause;
+    },
+    () => Promise.reject(cause),
+  ]) {
+    const { body, given } = stalled();
+    const { seen, post } = await order(t, [created], { generateKey }, { body, duplex: "half" } as RequestInit);
+    await assert.rejects(post(), notSent((it) => it === cause));
+    await given;
+    assert.equal(seen.length, 0);
+  }
+  const broken = new ReadableStream({ start: (controller) => controller.error(cause) });
+  const { seen, post } = await order(t, [created], {}, { body: broken, duplex: "half" } as RequestInit);
+  await assert.rejects(post(), notSent((it) => it === cause));
+  assert.equal(seen.length, 0);
+
+  t.mock.getter(globalThis, "crypto", () => ({})); // as a page of http has it
+  const insecure = await order(t, [created]);
+  await assert.rejects(insecure.post(), notSent((it) => it instanceof TypeError));
+  assert.equal(insecure.seen.length, 0);
 });
 
 test("an abort ends the wait with its reason", { timeout: 60_000 }, async (t) => {
@@ -248,6 +449,17 @@ test("each operation is found by its method and path, below the base URL alone",
     ["POST", "v1/invoices.pdf/2026-11", 2, "idempotency-key"],
     ["POST", "v1/invoicesXpdf/2026-11", 1, ""],
     ["POST", `v1/café/"7"`, 2, "idempotency-key"],
+    ["POST", "v1/orders/7:cancel", 1, ""],
+    ["POST", "v1/orders/7:pay", 2, "x-pay-key"],
+    ["POST", "v1/orders/7:ship", 2, "x-request-key"],
+    ["POST", "v1/files/tea", 2, "idempotency-key"],
+    ["POST", "v1/files/tea.pdf", 1, ""],
+    ["POST", "v1/files/tea/pages/last", 1, ""],
+    ["POST", "v1/files/index/pages/last", 2, "idempotency-key"],
+    ["POST", "v1/files/index/pages/7", 2, "idempotency-key"],
+    ["POST", "v1/a b", 2, "idempotency-key"],
+    ["POST", "v1/a%20b", 2, "idempotency-key"],
+    ["POST", "v1/a[b]|c", 2, "idempotency-key"],
     ["POST", "orders", 1, ""],
     ["POST", "v10/orders", 1, ""],
     ["POST", "v2/orders", 1, ""],
@@ -256,7 +468,7 @@ test("each operation is found by its method and path, below the base URL alone",
     await fetch(url + "/" + path, { method });
     assert.equal(seen.length, attempts, `${method} ${path}`);
     for (const request of seen) {
-      const keys = ["idempotency-key", "x-request-key"].filter((name) => request.headers[name] !== undefined);
+      const keys = ["idempotency-key", "x-request-key", "x-pay-key"].filter((name) => request.headers[name] !== undefined);
       assert.equal(keys.join(), header, `${method} ${path}`);
     }
   }
@@ -264,6 +476,57 @@ test("each operation is found by its method and path, below the base URL alone",
   await fetch(`${other.url}/v1/orders`, { method: "POST" });
   assert.equal(other.seen.length, 1);
   assert.equal(other.seen[0]?.headers["idempotency-key"], undefined);
+});
+
+test("what is not annotated reaches the global fetch as it came", async (t) => {
+  const calls: unknown[][] = [];
+  t.mock.method(globalThis, "fetch", async (...call: unknown[]) => {
+    calls.push(call);
+    return new Response();
+  });
+  const { fetch } = idempotency("https://example.com/v1");
+  const init = { next: { revalidate: 60 } } as RequestInit;
+  const request = new Request("https://example.com/v1/orders");
+  await fetch(request, init);
+  await fetch("https://example.com/orders");
+  assert.equal(calls[0]?.[0], request);
+  assert.equal(calls[0]?.[1], init);
+  assert.deepEqual(calls[1], ["https://example.com/orders", undefined]);
+});
+
+test("what no Request keeps reaches every attempt", async (t) => {
+  const next = { tags: ["tea"] };
+  const extras: (RequestInit | undefined)[] = [];
+  const answers = [503, 503, 201, 200];
+  const send = async (request: Request, init?: RequestInit) => {
+    assert.ok(request.method === "GET" || request.headers.has("Idempotency-Key"));
+    extras.push(init);
+    return Response.json({}, { status: answers.shift() ?? 200 });
+  };
+  const baseUrl = "https://example.com";
+  const init = { method: "POST", body: "order", priority: "low", cache: "no-store", next, cf: undefined };
+  await idempotency(baseUrl, { fetch: send }).fetch(`${baseUrl}/orders`, init as RequestInit);
+  await idempotency(baseUrl, { fetch: send }).fetch(`${baseUrl}/elsewhere`, { next } as RequestInit);
+  assert.deepEqual(extras.splice(0), [{ next }, { next }, { next }, { next }]);
+
+  const dispatcher = {};
+  t.mock.method(globalThis, "fetch", send); // the default's
+  answers.push(503, 201);
+  const client = createClient<paths>({ baseUrl, fetch: idempotency(baseUrl).fetch, requestInitExt: { dispatcher } });
+  await client.POST("/orders", { body: { item: "tea", quantity: 1, price: 2 }, next } as never);
+  assert.deepEqual(extras.splice(0), [{ next, dispatcher }, { next, dispatcher }]);
+  await idempotency(baseUrl).fetch(`${baseUrl}/orders`, { method: "POST", body: "order" });
+  assert.deepEqual(extras, [undefined]);
+});
+
+test("the referrer is that of the call", async (t) => {
+  const { url, seen } = await script(t, reset, created);
+  for (const [referrer, want] of [[`${url}/basket`, `${url}/basket`], ["", undefined]] as const) {
+    seen.length = 0;
+    await idempotency(url).fetch(`${url}/orders`, { method: "POST", body: "order", referrer, referrerPolicy: "unsafe-url" });
+    oneKey(seen, 2);
+    assert.deepEqual(seen.map(({ headers }) => headers.referer), [want, want]);
+  }
 });
 
 test("a redirect is still the same call", async (t) => {
