@@ -144,6 +144,21 @@ func curl(t *testing.T, command string, log *bytes.Buffer) string {
 	}
 }
 
+// TestREADMETypeScript holds that internal/tstest compiles the README's example,
+// with the modules that it has.
+func TestREADMETypeScript(t *testing.T) {
+	compiled, err := os.ReadFile(filepath.Join(root, "internal/tstest/src/readme.ts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.NewReplacer(
+		`"./idempotency.js"`, `"../orders/idempotency.js"`, `"./api.js"; // of openapi-typescript`, `"./orders.js";`,
+	).Replace(blocks(t)["ts"][0])
+	if !strings.HasSuffix(string(compiled), want) {
+		t.Errorf("internal/tstest/src/readme.ts does not end as the README's example:\n%s", want)
+	}
+}
+
 // TestREADMEBegins holds its shape: everything a newcomer needs in 60 lines.
 func TestREADMEBegins(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))

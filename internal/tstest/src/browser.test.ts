@@ -70,6 +70,25 @@ test("Chromium has each effect once with the orders example of another origin, o
   assert.deepEqual(await report, want);
 });
 
+test("a page's calls are found where it is, and none is sent whose key would be dropped", { timeout: 60_000 }, async (t) => {
+  let requests = 0;
+  const { url, report } = await site(t, `<base href="/based/">` + page(`import { rules } from "/dist/src/page.js";`, `rules()`), (request, response) => {
+    request.resume().on("end", () => {
+      const heard = { path: request.url, key: request.headers["idempotency-key"], referer: request.headers.referer };
+      response.writeHead(++requests % 2 === 1 ? 503 : 201, { "Content-Type": "application/json" }).end(JSON.stringify(heard));
+    });
+  });
+  await open(t, url);
+  assert.deepEqual(await report, {
+    "no-cors": "not sent",
+    "openapi-fetch without a baseUrl": "/orders, its key, from /",
+    "below the base": "/based/v1/orders, its key, from /",
+    "below where the page has moved": "/moved/v1/orders, its key, from /moved/page",
+    "without a referrer": "/moved/v1/orders, its key, from undefined",
+    "with a referrer": "/moved/v1/orders, its key, from /basket",
+  });
+});
+
 test("whatever a liar says to Chromium, each call has one effect", { timeout: 300_000 }, async (t) => {
   const server = await startOrders(t);
   const told = Object.entries(lies).flatMap(([name, { chromium, ...lie }]) => [false, true].map((acts) => ({ name, lie: chromium === undefined ? lie : { ...lie, got: chromium }, acts, ...liar(server, lie, acts) })));

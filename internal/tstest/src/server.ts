@@ -78,7 +78,7 @@ export async function proxy(t: TestContext, server: string, options: { origin?: 
     if (options.origin !== undefined) {
       response.setHeader("Access-Control-Allow-Origin", options.origin);
       response.setHeader("Access-Control-Allow-Headers", "Content-Type, Idempotency-Key");
-      response.setHeader("Access-Control-Expose-Headers", "Idempotent-Replayed, Retry-After");
+      response.setHeader("Access-Control-Expose-Headers", "Idempotent-Replayed, Retry-After, Date");
     }
     if (request.method === "OPTIONS") {
       response.writeHead(204).end();
