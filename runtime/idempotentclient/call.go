@@ -268,7 +268,8 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 	var head []byte
 	head, got.ended, got.cut = readAhead(got.resp, limit)
 	got.note(got.resp, c.op.Marker, head)
-	if got.resp.StatusCode == http.StatusConflict && got.problem == nil && !got.replayed && c.config.conflicts {
+	untold := got.problem == nil && (got.cut == nil || !isJSON(got.resp.Header)) // what broke off may have been another
+	if c.config.conflicts && got.resp.StatusCode == http.StatusConflict && untold && !got.replayed {
 		got.problem = &Problem{Code: InFlight, Status: http.StatusConflict, Key: c.key}
 	}
 	return got, nil

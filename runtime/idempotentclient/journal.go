@@ -123,9 +123,9 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 // When Begin returns, the key survives the process and the machine: file and
 // directory were synced, and the path that OpenJournal was given still led to the
 // file when the key was written. Once the file was removed, renamed, replaced, or
-// changed by others, Begin and Done fail: put it back. A file that is lost or emptied loses the keys of its
-// pending calls, and whoever begins these again makes them twice. Put it on a
-// local disk.
+// changed by others, Begin and Done fail: put it back. A file that is lost or
+// emptied loses the keys of its pending calls, and whoever begins these again
+// makes them twice. Put it on a local disk.
 //
 // A crash can tear the last record, whose Begin or Done had not returned: it ends
 // before its line break, or has zeros where the disk wrote nothing. OpenJournal

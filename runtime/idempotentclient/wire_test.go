@@ -143,6 +143,15 @@ func TestAConflictThatBreaksOffIsRepeated(t *testing.T) {
 	}
 	drain(t, resp)
 	seen.oneKey(t, 2, "order")
+
+	// Nor is it taken for one that said nothing.
+	url, seen = wire(t, sayAndClose("HTTP/1.1 409 Conflict\r\nContent-Type: application/problem+json\r\nContent-Length: 50\r\n\r\n{\"type\":"))
+	c = api{Server: url, Client: netClient(t), idempotency: idempotentclient.NewConfig(idempotentclient.WithConflictsInFlight())}
+	if resp, err = c.CreateOrder(t.Context(), "", strings.NewReader("order")); err != nil || idempotentclient.Check(resp) != nil {
+		t.Fatalf("got %v, %v, %v", resp, err, idempotentclient.Check(resp))
+	}
+	resp.Body.Close()
+	seen.oneKey(t, 4, "order")
 }
 
 func TestTrailersOfABodyThatIsSentOnce(t *testing.T) {
