@@ -20,7 +20,8 @@
 // then: expired rows count as absent, but nothing else deletes them.
 //
 // Handlers under guarantee: transaction write through [Tx]. For clients,
-// [Journal] is an outbox: it keeps the key of a call across a crash.
+// [Journal] is an outbox: it keeps the key of a call across a crash, for any
+// number of workers.
 //
 // # PostgreSQL
 //

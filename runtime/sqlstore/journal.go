@@ -6,19 +6,26 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jmoiron/sqlx"
 
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
 )
 
+// ErrNotPending is in the chain of the error of a [Journal.Begin] of a call that
+// is done, or whose Add is not committed. Nothing may be sent. A worker looks at
+// what is noted, or just goes on with the next call.
+var ErrNotPending = errors.New("sqlstore: the call is not pending: it is done, or was never added")
+
 // A Journal remembers the keys of a client's logical calls in a table of the
 // application's own database, as [idempotentclient.Journal], whose words on
 // names and on when a call is done hold here too, does in a file. What it adds
-// is the application's own transactions: a call is added in the one that decides
-// on it, and is done in the one that notes its answer.
+// is the application's own transactions: a call is added, with its key, in the
+// one that decides on it, and is done in the one that notes its answer.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	...                                             // INSERT INTO orders …
@@ -28,21 +35,44 @@ import (
 // and then there, or in any process, now or after a crash:
 //
 //	calls, err := journal.Pending(ctx)
-//	call, err := journal.Begin(ctx, calls[0].Name)
-//	resp, err := client.CreatePaymentWithResponse(call, payment)
-//	tx, err := db.BeginTx(ctx, nil)
-//	...                                             // UPDATE orders SET charged …
-//	err = journal.Done(ctx, tx, calls[0].Name)
-//	err = tx.Commit()
+//	for _, pending := range calls {
+//		call, err := journal.Begin(ctx, pending.Name)
+//		if errors.Is(err, sqlstore.ErrNotPending) {
+//			continue // another worker was faster
+//		}
+//		resp, err := client.CreatePaymentWithResponse(call, payment)
+//		tx, err := db.BeginTx(ctx, nil)
+//		...                                     // UPDATE orders SET payment …
+//		err = journal.Done(ctx, tx, pending.Name)
+//		err = tx.Commit()
+//	}
 //
-// Begin alone makes a key, and commits it before it gives it out: no request is
-// sent for a transaction that is then rolled back. On a database that forgets
-// what it committed, such as PostgreSQL with synchronous_commit off, a crash may
-// lose keys that were used.
+// Add a name once, with what it speaks of: after Done it is forgotten, and Add
+// would make a new key and so a second effect.
 //
-// A Journal is safe for concurrent use, and any number of processes may share
-// its table. Two of them that make one call at the same time have one key, and
-// the server answers both with one effect.
+// # Workers
+//
+// Any number of workers, in any number of processes, may do so at once, and each
+// effect happens once. Between Add and Done a name has one key: the requests of
+// workers that make one call at the same time all carry it, and the server
+// answers them with one effect. After Done there is none to begin with, however
+// old a worker's list is: Begin makes no key, and waits for a Done whose commit is
+// under way. So a worker that was killed while it committed may be replaced at
+// once. For a transaction that is rolled back nothing is sent.
+//
+// # The database
+//
+// The isolation level may be any. Under REPEATABLE READ and SERIALIZABLE, Add
+// and Done may fail with a serialization failure, as may any statement of the
+// caller's transaction: run that again, or leave the call pending. Begin and
+// Pending, whose statements are their own, try again by themselves.
+//
+// What was committed must outlive a crash. Leave PostgreSQL's synchronous_commit
+// on for the journal's pool: when Begin returns, the key is on disk, and with it
+// what was committed before it. On a database that forgets, as after a failover
+// to a replica that lags, keys may be lost that were used.
+//
+// A Journal is safe for concurrent use.
 type Journal struct {
 	store  *Store // for its pool and its dialect; the table is the journal's
 	keyAge time.Duration
@@ -70,6 +100,7 @@ type Querier interface {
 // NewPostgresJournal returns a journal in a table of a PostgreSQL database. The
 // pool is as for [NewPostgres].
 func NewPostgresJournal(db *sql.DB, cfg JournalConfig) (*Journal, error) {
+	// Any name, in any encoding of the database.
 	return newJournal(NewPostgres, db, cfg, "encode(?, 'escape')", "decode(name, 'escape')",
 		"(extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 }
@@ -77,7 +108,7 @@ func NewPostgresJournal(db *sql.DB, cfg JournalConfig) (*Journal, error) {
 // NewSQLiteJournal returns a journal in a table of an SQLite database. The pool
 // is as for [NewSQLite]: one that would lose keys is refused.
 func NewSQLiteJournal(db *sql.DB, cfg JournalConfig) (*Journal, error) {
-	return newJournal(NewSQLite, db, cfg, "CAST(? AS TEXT)", "CAST(name AS BLOB)", sqliteNow)
+	return newJournal(NewSQLite, db, cfg, "?", "name", sqliteNow)
 }
 
 const defaultJournal = "idempotent_calls"
@@ -89,13 +120,12 @@ func newJournal(newStore func(*sql.DB, ...Option) (*Store, error), db *sql.DB, c
 	}
 	words := strings.NewReplacer("{table}", store.table.String(), "{text}", text, "{name}", name, "{now}", now)
 	expand := func(text string) *statement { return &statement{text: words.Replace(text)} }
-	const columns = `{name} AS name, coalesce(key, '') AS key, coalesce(begun_at, 0) AS begun, {now} AS now`
+	const columns = `{name} AS name, key, coalesce(begun_at, 0) AS begun, {now} AS now`
 	return &Journal{
 		store: store, keyAge: cfg.KeyAge,
-		add: expand(`INSERT INTO {table} (name, added_at) VALUES ({text}, {now}) ON CONFLICT (name) DO NOTHING`),
-		begin: expand(`INSERT INTO {table} AS call (name, added_at, key, begun_at) VALUES ({text}, {now}, {text}, {now})
-ON CONFLICT (name) DO UPDATE SET key = coalesce(call.key, excluded.key), begun_at = coalesce(call.begun_at, excluded.begun_at)
-RETURNING ` + columns),
+		add: expand(`INSERT INTO {table} (name, added_at, key) VALUES ({text}, {now}, {text}) ON CONFLICT (name) DO NOTHING`),
+		// A call's age is its first Begin's.
+		begin:   expand(`UPDATE {table} SET begun_at = coalesce(begun_at, {now}) WHERE name = {text} RETURNING ` + columns),
 		done:    expand(`DELETE FROM {table} WHERE name = {text}`),
 		pending: expand(`SELECT ` + columns + ` FROM {table} ORDER BY added_at, 1`),
 	}, nil
@@ -116,8 +146,8 @@ func JournalDDL(tableName string) (string, error) {
 	return strings.ReplaceAll(string(text), defaultJournal, t.String()), nil
 }
 
-// Migrate creates the table, unless it exists, and checks that it has the
-// columns that the journal needs. Any number of processes may call it at once. A
+// Migrate creates the table, unless it exists, and checks that it is one that the
+// journal's statements can use. Any number of processes may call it at once. A
 // table that is there needs no right to create one.
 func (j *Journal) Migrate(ctx context.Context) error {
 	_, err := within(ctx, "migrating the journal", func() (struct{}, error) {
@@ -127,7 +157,7 @@ func (j *Journal) Migrate(ctx context.Context) error {
 }
 
 func (j *Journal) migrate(ctx context.Context) error {
-	if _, err := j.list(ctx); err == nil {
+	if j.check(ctx) == nil {
 		return nil
 	}
 	ddl, err := JournalDDL(j.store.table.unquoted())
@@ -151,78 +181,97 @@ func (j *Journal) migrate(ctx context.Context) error {
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	if _, err := j.list(ctx); err != nil {
-		return fmt.Errorf("the table %s is not a journal's; choose another: %w", j.store.table, err)
+	if err := j.check(ctx); err != nil {
+		return fmt.Errorf("the table %s is not a journal's: make it as JournalDDL says, or choose another: %w", j.store.table, err)
 	}
 	return nil
 }
 
-// Add adds the call of this name to the journal as part of a transaction of the
-// application's, for [Journal.Begin] to begin once that is committed. A call
-// that is pending already stays as it is.
+// check has the database explain each statement: it refuses what it could not
+// run, such as an Add to a table whose names are not unique, and runs nothing.
+func (j *Journal) check(ctx context.Context) error {
+	for _, q := range []query{j.bind(j.add, "", ""), j.bind(j.begin, ""), j.bind(j.done, ""), j.bind(j.pending)} {
+		if _, err := j.store.db.ExecContext(ctx, "EXPLAIN "+q.text, q.args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bind binds text: PostgreSQL's statements take it as bytes, and SQLite stores it
+// in the encoding of the database.
+func (j *Journal) bind(st *statement, texts ...string) query {
+	args := make([]any, len(texts))
+	for i, text := range texts {
+		args[i] = text
+		if j.store.dialect.literals() {
+			args[i] = []byte(text)
+		}
+	}
+	return j.store.bind(st, args...)
+}
+
+// Add adds the call of this name to the journal, and makes its key, as part of a
+// transaction of the application's: once that is committed, [Journal.Begin]
+// begins it. A call that is pending already stays as it is, with its key. A name
+// is UTF-8, of at most 600 bytes.
 func (j *Journal) Add(ctx context.Context, tx Querier, name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	add := j.store.bind(j.add, []byte(name))
+	key, err := idempotentclient.UUIDv4(ctx)
+	if err != nil {
+		return err
+	}
+	add := j.bind(j.add, name, key)
 	if _, err := tx.ExecContext(ctx, add.text, add.args...); err != nil {
-		return fmt.Errorf("sqlstore: adding %q to the journal: %w", name, err)
+		return fmt.Errorf("sqlstore: adding %s to the journal: %w", brief(name), err)
 	}
 	return nil
 }
 
-// Begin begins the call of this name, or resumes it if it is pending, and
-// returns a context whose call carries its key. The key is committed when it
-// returns; after an error, nothing may be sent. It uses a connection of the
-// pool: within a transaction that has added or done a call of this name, or on
-// SQLite has written at all, it would wait for that transaction's end.
+// Begin begins the call of this name, or resumes it if it was begun before, and
+// returns a context whose call carries its key. For a call that is not pending
+// the error has [ErrNotPending] in its chain, and for one that was first begun too
+// long ago, by the database's clock, [idempotentclient.ErrStale]. After any error,
+// nothing may be sent.
+//
+// It uses a connection of the pool: within a transaction that has done the call,
+// or on SQLite has written at all, it would wait for that transaction's end.
 func (j *Journal) Begin(ctx context.Context, name string) (context.Context, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	key, err := idempotentclient.UUIDv4(ctx)
+	begin := j.bind(j.begin, name)
+	rows, err := j.rows(ctx, "beginning "+brief(name), begin)
 	if err != nil {
 		return nil, err
 	}
-	begin := j.store.bind(j.begin, []byte(name), []byte(key))
-	row, err := within(ctx, fmt.Sprintf("beginning %q", name), func() (row journalRow, err error) {
-		err = j.store.persist(ctx, func() (bool, error) {
-			return true, j.store.db.GetContext(ctx, &row, begin.text, begin.args...)
-		})
-		return row, err
-	}, nil)
-	if err != nil {
-		return nil, err
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("%w: %s", ErrNotPending, brief(name))
 	}
-	return row.call().Resume(ctx, time.UnixMicro(row.Now), j.keyAge)
+	return rows[0].call().Resume(ctx, time.UnixMicro(rows[0].Now), j.keyAge)
 }
 
 // Done forgets the call of this name, in a transaction of the application's, or
 // by itself if tx is its pool. For a name that is not pending it does nothing.
 func (j *Journal) Done(ctx context.Context, tx Querier, name string) error {
-	done := j.store.bind(j.done, []byte(name))
+	if err := checkName(name); err != nil {
+		return err
+	}
+	done := j.bind(j.done, name)
 	if _, err := tx.ExecContext(ctx, done.text, done.args...); err != nil {
-		return fmt.Errorf("sqlstore: taking %q off the journal: %w", name, err)
+		return fmt.Errorf("sqlstore: taking %s off the journal: %w", brief(name), err)
 	}
 	return nil
 }
 
-// Pending returns the calls that were added or begun, by whatever process, and
-// are not done, the oldest first. One that was only added has neither a key nor
-// a time yet.
+// Pending returns the calls that were added, by whatever process, and are not
+// done, the oldest first. One that was not begun has no time yet. By the time
+// that it is read another worker may have done some of them.
 func (j *Journal) Pending(ctx context.Context) ([]idempotentclient.PendingCall, error) {
-	return within(ctx, "reading the journal", func() (calls []idempotentclient.PendingCall, err error) {
-		err = j.store.persist(ctx, func() (bool, error) {
-			calls, err = j.list(ctx)
-			return true, err
-		})
-		return calls, err
-	}, nil)
-}
-
-func (j *Journal) list(ctx context.Context) ([]idempotentclient.PendingCall, error) {
-	var rows []journalRow
-	if err := j.store.db.SelectContext(ctx, &rows, j.pending.text); err != nil {
+	rows, err := j.rows(ctx, "reading the journal", j.bind(j.pending))
+	if err != nil {
 		return nil, err
 	}
 	calls := make([]idempotentclient.PendingCall, len(rows))
@@ -232,11 +281,39 @@ func (j *Journal) list(ctx context.Context) ([]idempotentclient.PendingCall, err
 	return calls, nil
 }
 
+// rows sends a statement of the journal's own.
+func (j *Journal) rows(ctx context.Context, what string, q query) ([]journalRow, error) {
+	return within(ctx, what, func() (rows []journalRow, err error) {
+		err = j.store.persist(ctx, func() (bool, error) {
+			rows = nil
+			return true, j.store.db.SelectContext(ctx, &rows, q.text, q.args...)
+		})
+		return rows, err
+	}, nil)
+}
+
+// An index of PostgreSQL takes 2,704 bytes, and a name's bytes become up to four each.
+const maxName = 600
+
 func checkName(name string) error {
-	if name == "" {
+	switch {
+	case name == "":
 		return errors.New("sqlstore: a call in the journal needs a name; say which effect is meant")
+	case len(name) > maxName:
+		return fmt.Errorf("sqlstore: %s is no name of a call: it has %d bytes, and at most %d are allowed", brief(name), len(name), maxName)
+	case !utf8.ValidString(name), strings.ContainsAny(name, "\ufffe\uffff"): // which SQLite in UTF-16 takes for U+FFFD
+		return fmt.Errorf("sqlstore: %s is no name of a call; say which effect is meant, in UTF-8", brief(name))
 	}
 	return nil
+}
+
+// brief quotes a name, or the beginning of a long one, for an error.
+func brief(name string) string {
+	const most = 100
+	if len(name) > most {
+		return fmt.Sprintf("%q…", name[:most])
+	}
+	return strconv.Quote(name)
 }
 
 // A journalRow is a row as the statements return it. Times are microseconds.
@@ -249,7 +326,7 @@ type journalRow struct {
 
 func (r journalRow) call() idempotentclient.PendingCall {
 	call := idempotentclient.PendingCall{Name: string(r.Name), Key: r.Key}
-	if r.Key != "" {
+	if r.Begun != 0 {
 		call.Begun = time.UnixMicro(r.Begun)
 	}
 	return call
