@@ -2,12 +2,13 @@
 // examples/orders, however often it is killed in between:
 //
 //	go run ./examples/orders               the server
-//	go run ./examples/worker -orders 100   kill it at any time, and start it again
+//	go run ./examples/worker -orders 100   kill it at any time, and start it again, or several at once
 //
 // Orders and journal are in one database: an SQLite file, or the PostgreSQL that
-// DATABASE_URL names. An order is taken, and its charge
-// added to the journal, in one transaction; it is marked as charged, and the
-// charge done, in another. Between the two the worker may die at any time.
+// DATABASE_URL names. An order is taken, and its charge added to the journal, in
+// one transaction; it is marked as charged, and the charge done, in another.
+// Between the two the worker may die at any time. It ends when it has tried each
+// charge that is pending, and fails if one stays so, having said what to do.
 package main
 
 import (
@@ -16,6 +17,8 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -25,6 +28,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/oapi-idempotent/oapi-idempotent/examples/orders/api"
+	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotentclient"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/sqlstore"
 )
 
@@ -55,16 +59,7 @@ func run(ctx context.Context, server, postgres, sqlite string, orders int) (err 
 			return err
 		}
 	}
-	calls, err := w.journal.Pending(ctx)
-	if err != nil {
-		return err
-	}
-	for _, call := range calls {
-		if err := w.charge(ctx, call.Name); err != nil {
-			return fmt.Errorf("%s: %w", call.Name, err)
-		}
-	}
-	return nil
+	return w.work(ctx)
 }
 
 type worker struct {
@@ -106,8 +101,22 @@ func migrate(ctx context.Context, db *sqlx.DB) (*sqlstore.Journal, error) {
 	if err := journal.Migrate(ctx); err != nil {
 		return nil, err
 	}
-	_, err = db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS orders (id `+id+`, amount bigint NOT NULL, payment bigint)`)
-	return journal, err
+	tx, err := db.BeginTxx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback() // does nothing after Commit
+	// Of two processes, PostgreSQL's CREATE TABLE IF NOT EXISTS lets one fail.
+	if db.DriverName() == "postgres" {
+		if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock(7247)`); err != nil {
+			return nil, err
+		}
+	}
+	_, err = tx.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS orders (id `+id+`, amount bigint NOT NULL, payment bigint)`)
+	if err != nil {
+		return nil, err
+	}
+	return journal, tx.Commit()
 }
 
 // chargeOrder is the name of the call that charges an order.
@@ -119,7 +128,7 @@ func (w *worker) take(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() // does nothing after Commit
+	defer tx.Rollback()
 	var order int64
 	err = tx.QueryRowContext(ctx, `INSERT INTO orders (amount) SELECT 100 + count(*) FROM orders RETURNING id`).Scan(&order)
 	if err != nil {
@@ -129,6 +138,54 @@ func (w *worker) take(ctx context.Context) error {
 		return err
 	}
 	return tx.Commit()
+}
+
+// work makes each call that is pending, whatever becomes of the others.
+func (w *worker) work(ctx context.Context) error {
+	calls, err := w.journal.Pending(ctx)
+	if err != nil {
+		return err
+	}
+	// Workers that start together need not make the same calls.
+	rand.Shuffle(len(calls), func(i, j int) { calls[i], calls[j] = calls[j], calls[i] })
+	left := 0
+	for _, call := range calls {
+		err := w.charge(ctx, call.Name)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil || errors.Is(err, sqlstore.ErrNotPending) { // another worker has done it
+			continue
+		}
+		left++
+		log.Printf("%s: %v\n\t%s", call.Name, err, todo(err))
+	}
+	if left > 0 {
+		return fmt.Errorf("%d of %d calls stay pending", left, len(calls))
+	}
+	return nil
+}
+
+// errRefused says that the operation's own answer is final, and no payment.
+var errRefused = errors.New("the payment is refused")
+
+// todo says what is to be done about a call that stays pending.
+func todo(err error) string {
+	const settle = "note that in orders, and in the same transaction delete the call from idempotent_calls"
+	problem := &idempotentclient.Problem{}
+	errors.As(err, &problem)
+	switch code := problem.Code; {
+	case errors.Is(err, errRefused):
+		return "decide what becomes of the order, " + settle
+	case errors.Is(err, idempotentclient.ErrStale),
+		code == idempotentclient.NotReplayable,
+		code == idempotentclient.OutcomeUnknown && problem.Status == http.StatusConflict:
+		return "look for the payment at the server, " + settle
+	case code == idempotentclient.KeyReused, code == idempotentclient.MissingKey, code == idempotentclient.InvalidKey:
+		return "mend this program: its request is not that of before, or the server does not take its key"
+	default: // in flight, in doubt (503), no answer, no database: the key makes it safe
+		return "start a worker again later"
+	}
 }
 
 // charge makes the call of this name, for the first time or once more.
@@ -145,11 +202,19 @@ func (w *worker) charge(ctx context.Context, name string) error {
 		return err
 	}
 	resp, err := w.client.CreatePaymentWithResponse(call, api.NewPayment{Amount: amount, Currency: "EUR"})
+	if err == nil {
+		err = idempotentclient.Check(resp.HTTPResponse)
+	}
 	if err != nil {
 		return err // it may be charged: the call stays pending, and its key
 	}
 	if resp.JSON201 == nil {
-		return fmt.Errorf("the server answers %s %s", resp.Status(), resp.Body)
+		err := fmt.Errorf("the server answers %s %s", resp.Status(), resp.Body)
+		switch code := resp.StatusCode(); {
+		case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
+			return err // another time the answer may be another
+		}
+		return fmt.Errorf("%w: %w", errRefused, err)
 	}
 	if err := w.charged(ctx, name, order, resp.JSON201.Id); err != nil {
 		return err
