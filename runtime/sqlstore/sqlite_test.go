@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oapi-idempotent/oapi-idempotent/internal/pgtest"
 	"github.com/oapi-idempotent/oapi-idempotent/runtime/idempotency"
@@ -156,6 +157,10 @@ func TestDDL(t *testing.T) {
 		}
 		if !strings.Contains(ddl, `"Order" (`) || strings.Contains(ddl, "idempotency_keys") {
 			t.Errorf("%s: the table has another name:\n%s", dialect, ddl)
+		}
+		// Not every database's encoding has more.
+		if strings.ContainsFunc(ddl, func(r rune) bool { return r >= utf8.RuneSelf }) {
+			t.Errorf("%s: not ASCII:\n%s", dialect, ddl)
 		}
 	}
 	if _, err := sqlstore.DDL("oracle", ""); err == nil || !strings.Contains(err.Error(), `write "postgres" or "sqlite"`) {

@@ -10,7 +10,7 @@ CREATE TABLE idempotency_keys (
   lease_until  timestamptz NOT NULL,
   expires_at   timestamptz NOT NULL,           -- infinity: never
   created_at   timestamptz NOT NULL DEFAULT now(),
-  operation    text NOT NULL,                  -- as encode(…, 'escape') writes it, as is key: for operators
+  operation    text NOT NULL,                  -- as encode(bytes, 'escape') writes it, as is key: for operators
   key          text NOT NULL,
   status       smallint,
   headers      bytea,
