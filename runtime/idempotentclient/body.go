@@ -33,7 +33,7 @@ func newPayload(ctx context.Context, req *http.Request, first io.ReadCloser, lim
 	stop()
 	if err != nil {
 		body.Close()
-		return payload{}, notSent("reading its body: %w", err)
+		return payload{}, err
 	}
 	if int64(len(head)) > limit {
 		return payload{once: joined{io.MultiReader(bytes.NewReader(head), body), body}}, nil
@@ -88,7 +88,7 @@ func readAhead(resp *http.Response, limit int64) (head []byte, ended bool, cut e
 // off which key makes it safe to call again.
 type answered struct {
 	io.ReadCloser
-	lost Error
+	lost *Error
 	stop func()
 }
 
@@ -99,7 +99,7 @@ func (a *answered) Read(p []byte) (int, error) {
 	}
 	a.stop()
 	if err != io.EOF {
-		lost := a.lost
+		lost := *a.lost
 		lost.Err = err
 		err = &lost
 	}
@@ -109,6 +109,12 @@ func (a *answered) Read(p []byte) (int, error) {
 func (a *answered) Close() error {
 	defer a.stop()
 	return a.ReadCloser.Close()
+}
+
+// upgraded is such a body that is also written to.
+type upgraded struct {
+	*answered
+	io.Writer
 }
 
 // broken repeats the error that ended a body.

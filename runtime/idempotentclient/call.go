@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
@@ -107,7 +108,7 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 	ctx := c.req.Context()
 	err := c.settleKey()
 	if err == nil && ctx.Err() != nil {
-		err = notSent("%w", ctx.Err())
+		err = c.early(ctx.Err())
 	}
 	if err != nil {
 		if c.req.Body != nil {
@@ -120,7 +121,7 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 	body := payload{once: c.req.Body}
 	if !c.config.noRetry && !c.op.NoRetry && limits.MaxAttempts > 1 && ctx.Value(withoutRetry{}) == nil {
 		if body, err = newPayload(ctx, c.req, c.body, limit); err != nil {
-			return nil, err
+			return nil, c.early(fmt.Errorf("reading its body: %w", err))
 		}
 	}
 
@@ -128,17 +129,15 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 	if c.hop != nil {
 		begun, counted = c.hop.begun, c.hop.counted
 	}
-	unsent := isNetHTTP(client) // as far as is known
-	var last *Problem           // the last answer, if it said that a request with the key is in flight
+	var last *Problem // the last answer, if it said that a request with the key is in flight
 	for number := 1; ; number++ {
-		got, err := c.attempt(ctx, client, body, limit, limits.MaxAttempts-counted)
+		got, err := c.attempt(ctx, client, body, limit, max(1, limits.MaxAttempts-counted))
 		if err != nil && number == 1 {
-			return nil, notSent("opening its body: %w", err)
+			return nil, c.early(fmt.Errorf("opening its body: %w", err))
 		}
 		if err != nil {
-			return nil, &Error{Key: c.key, Attempts: number - 1, Err: err, InFlight: last}
+			return nil, c.lost(number-1, last, err)
 		}
-		unsent = unsent && got.unsent
 		again, cost := c.judge(client, got)
 		if got.err == nil && got.cut == nil {
 			last = got.inFlight()
@@ -148,40 +147,62 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 		deadline, bounded := ctx.Deadline()
 		again = again && body.open != nil && counted+cost < limits.MaxAttempts && left > 0 && wait <= left &&
 			ctx.Err() == nil && (!bounded || wait < time.Until(deadline))
+		waited := time.After(wait)
 		c.observe(ctx, number, got, again, wait)
 		if !again {
 			got.begun, got.counted = begun, counted
-			if got.err != nil && unsent {
-				got.err = notSent("%w", got.err)
-			}
 			return c.finish(got, number, last)
 		}
 		counted += cost
-		waited := time.After(wait)
+		if errors.Is(got.err, errResent) {
+			closeIdle(client) // as broken as those that were tried
+		}
 		got.discard(limit, wait)
 		select {
 		case <-waited:
 		case <-ctx.Done():
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, &Error{Key: c.key, Attempts: number, Err: err, InFlight: last}
+			return nil, c.lost(number, last, err)
 		}
 	}
 }
 
+// early returns the error of a call that fails before its first attempt.
+func (c *Call) early(err error) error {
+	if c.hop != nil { // what was redirected was sent
+		return c.lost(0, nil, err)
+	}
+	return notSent("%w", err)
+}
+
+func (c *Call) lost(attempts int, last *Problem, err error) *Error {
+	return &Error{Key: c.key, Attempts: attempts, Err: err, InFlight: last}
+}
+
 // finish returns how the last attempt ended, as the caller is to have it.
 func (c *Call) finish(got result, number int, last *Problem) (*http.Response, error) {
-	lost := Error{Key: c.key, Attempts: number, Err: got.err, InFlight: last}
-	switch {
-	case got.err != nil:
+	lost := c.lost(number, last, got.err)
+	if got.err != nil {
 		got.stop()
-		return got.resp, &lost
-	case got.ended:
+		return got.resp, lost
+	}
+	if got.ended {
 		got.stop()
-	case got.resp.StatusCode != http.StatusSwitchingProtocols: // whose body is also written to
-		got.resp.Body = &answered{ReadCloser: got.resp.Body, lost: lost, stop: got.stop}
+		return got.resp, nil
+	}
+	body := &answered{ReadCloser: got.resp.Body, lost: lost, stop: got.stop}
+	got.resp.Body = body
+	if w, ok := body.ReadCloser.(io.Writer); ok { // of an answer that switches protocols
+		got.resp.Body = upgraded{body, w}
 	}
 	return got.resp, nil
+}
+
+func closeIdle(client any) {
+	if c, ok := client.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
 }
 
 // A result is how one attempt ended.
@@ -192,15 +213,16 @@ type result struct {
 	ended   bool   // the answer's body was read to its end
 	cut     error  // what broke off the answer's body
 	stop    func() // ends the attempt, and with it what is left of the answer's body
-	unsent  bool   // net/http asked for a connection and got none
 	sends   int    // how many times net/http tried to send the request; 0 if it was not asked
 	answers int    // how many times an answer to it began
 }
 
-var errResent = errors.New("net/http has sent the request again by itself, as often as it may be, and got no answer")
+// errResent ends an attempt that net/http was about to repeat more often than it
+// may: its connections are kept alive no longer, and one after the other breaks.
+var errResent = errors.New("its connections broke, and it may not be sent as often as net/http would send it again")
 
-// attempt makes one attempt, which may send the request left times. Its error is
-// that of opening the body.
+// attempt makes one attempt of those that are left. Its error is that of opening
+// the body.
 func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int64, left int) (result, error) {
 	got := result{exchange: &exchange{key: c.key}}
 	valued := context.WithValue(ctx, exchangeKey{}, got.exchange)
@@ -208,23 +230,29 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 	got.stop = func() { stop(nil) }
 
 	// A connection may be asked for in vain, as one of HTTP/2 that is going away.
-	var asked, reached, sent, answers atomic.Int32
-	bound := func() {
-		if body.open != nil && int(sent.Load()-answers.Load()) >= left {
-			stop(errResent)
-		}
+	var asked, sent, answers atomic.Int32
+	over := func() bool { // one is left for a connection that is new
+		return body.open != nil && int(sent.Load()-answers.Load()) >= max(1, left-1)
 	}
 	trace := &httptrace.ClientTrace{
-		GetConn:              func(string) { bound(); asked.Add(1) },
-		GotConn:              func(httptrace.GotConnInfo) { reached.Add(1) },
-		GotFirstResponseByte: func() { answers.Add(1) },
+		GetConn: func(string) {
+			if over() {
+				stop(errResent)
+			}
+			asked.Add(1)
+		},
+		GotFirstResponseByte: func() {
+			if answers.Load() < sent.Load() { // else it is another's
+				answers.Add(1)
+			}
+		},
 	}
 	if c.op.Natural {
 		trace.WroteHeaders = func() { sent.Add(1) }
 	} else { // requests of others, such as one for a token, may have the context, but not the key
 		trace.WroteHeaderField = func(name string, values []string) {
-			if strings.EqualFold(name, c.header()) && slices.Contains(values, c.key) {
-				bound()
+			// What net/http begins to write before it looks at the context stays here.
+			if strings.EqualFold(name, c.header()) && slices.Contains(values, c.key) && ctx.Err() == nil {
 				sent.Add(1)
 			}
 		}
@@ -237,7 +265,12 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 			got.stop()
 			return got, err
 		}
-		req.GetBody = body.open
+		req.GetBody = func() (io.ReadCloser, error) {
+			if over() {
+				return nil, errResent
+			}
+			return body.open()
+		}
 	} else {
 		req.Body, req.Trailer = body.once, c.req.Trailer // which the body may fill in at its end
 		if !same(body.once, c.body) {
@@ -247,7 +280,6 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 
 	got.resp, got.err = client.Do(req)
 	got.over.Store(true)
-	got.unsent = asked.Load() > 0 && reached.Load() == 0 && sent.Load() == 0
 	got.sends, got.answers = int(cmp.Or(sent.Load(), asked.Load())), int(answers.Load())
 	if got.err == nil && got.resp == nil {
 		got.err = errors.New("the client returned neither an answer nor an error")
@@ -269,7 +301,7 @@ func (c *Call) attempt(ctx context.Context, client Doer, body payload, limit int
 	head, got.ended, got.cut = readAhead(got.resp, limit)
 	got.note(got.resp, c.op.Marker, head)
 	untold := got.problem == nil && (got.cut == nil || !isJSON(got.resp.Header)) // what broke off may have been another
-	if c.config.conflicts && got.resp.StatusCode == http.StatusConflict && untold && !got.replayed {
+	if c.config.conflicts && c.key != "" && got.resp.StatusCode == http.StatusConflict && untold && !got.replayed {
 		got.problem = &Problem{Code: InFlight, Status: http.StatusConflict, Key: c.key}
 	}
 	return got, nil

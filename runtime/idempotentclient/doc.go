@@ -43,11 +43,11 @@
 // of an answer can be asked for again, JSON answers and those of known length
 // are read up to the same limit before the call returns.
 //
-// Requests that the client below sends by itself count as attempts, and a
-// call that may be repeated ends when they get no answer and are as many as
-// it may have: net/http repeats requests that have the field Idempotency-Key
-// when a kept-alive connection turns out to be broken, and some clients retry
-// on their own.
+// Requests that the client below sends by itself count as attempts: net/http
+// repeats requests that have the field Idempotency-Key when a kept-alive
+// connection turns out to be broken, and some clients retry on their own. While
+// they get no answer, a call that may be repeated lets net/http send all but one
+// of its attempts, and makes the last on a new connection.
 //
 // # Across a restart
 //

@@ -134,9 +134,9 @@ func (c PendingCall) Resume(ctx context.Context, now time.Time, keyAge time.Dura
 // off, or zeros in the last record.
 //
 // While it is open the file is locked against a second process. To be made
-// smaller it is replaced by a new one, whose name ended in ".tmp": so it must not
-// be a mount point itself. It grows to three times what is pending and some
-// hundred records more. Systems other than Linux, macOS, the BSDs and Windows
+// smaller it is replaced by a new one, whose name ended in ".tmp": so it should
+// not be a mount point itself. It grows to three times what is pending and some
+// hundred records more, or on, where it cannot be replaced. Systems other than Linux, macOS, the BSDs and Windows
 // have no such lock, and there OpenJournal fails.
 //
 // A Journal is safe for concurrent use; each Begin of a call that is not pending,
@@ -146,14 +146,15 @@ type Journal struct {
 	target string // where that led, for the file that replaces it
 	keyAge time.Duration
 
-	mu      sync.Mutex
-	file    *os.File // nil once closed
-	size    int64
-	records int    // in the file
-	failed  error  // why nothing more can be written
-	doubted string // the name whose Done failed, and may be on disk or not
-	pending map[string]begunCall
-	begun   int // calls so far
+	mu        sync.Mutex
+	file      *os.File // nil once closed
+	size      int64
+	records   int    // in the file
+	postponed int    // how many it may have before it is written anew, if that failed
+	failed    error  // why nothing more can be written
+	doubted   string // the name whose Done failed, and may be on disk or not
+	pending   map[string]begunCall
+	begun     int // calls so far
 }
 
 // A begunCall is a pending call, and which one it was.
@@ -221,14 +222,16 @@ func (j *Journal) open() (err error) {
 		return err
 	}
 	if len(data) == 0 {
-		return j.rewrite() // it was made just now, or before a crash
+		_, err := j.rewrite() // it was made just now, or before a crash
+		return err
 	}
 	return j.read(string(data))
 }
 
 // Begin begins the call of this name, or resumes it if it is pending, and
 // returns a context whose call carries its key. When it returns, the key is on
-// disk. After an error, nothing may be sent. Of two calls of one name at the
+// disk. It is a [UUIDv4], whatever the client's [WithGenerator] makes. After an
+// error, nothing may be sent. Of two calls of one name at the
 // same time both have the one key, and the server answers both with one effect.
 //
 // After a failed write, such as on a full disk, what is pending is still
@@ -293,7 +296,7 @@ func (j *Journal) Close() error {
 	if file == nil {
 		return nil
 	}
-	return file.Close()
+	return closeLocked(file)
 }
 
 func (j *Journal) keep(call PendingCall) {
@@ -347,7 +350,10 @@ func (j *Journal) append(r journalRecord) error {
 		if err := j.check(); err != nil {
 			return fmt.Errorf("idempotentclient: writing the journal %s: %w", j.path, err)
 		}
-		if j.failed = j.write(r); j.failed != nil {
+		if j.failed = j.write(r); j.failed == nil {
+			j.failed = j.check() // it may have been renamed in the meantime
+		}
+		if j.failed != nil {
 			j.doubted = r.Done
 		}
 	}
@@ -358,9 +364,13 @@ func (j *Journal) append(r journalRecord) error {
 }
 
 func (j *Journal) write(r journalRecord) error {
-	if j.records > compactAfter+2*len(j.pending) {
-		if err := j.rewrite(); err != nil {
+	if j.records > max(compactAfter+2*len(j.pending), j.postponed) {
+		replaced, err := j.rewrite()
+		if replaced && err != nil {
 			return err
+		}
+		if err != nil { // the file is as it was, and may grow
+			j.postponed = 2 * j.records
 		}
 	}
 	line := encodeRecord(r)
@@ -467,8 +477,8 @@ func torn(end string) bool {
 }
 
 // rewrite replaces the file by one that holds the pending calls, at every moment
-// whole.
-func (j *Journal) rewrite() error {
+// whole. It reports whether the file is no longer the one that it was.
+func (j *Journal) rewrite() (replaced bool, err error) {
 	var content bytes.Buffer
 	content.WriteString(journalHeader)
 	for _, call := range j.inOrder() {
@@ -476,26 +486,27 @@ func (j *Journal) rewrite() error {
 	}
 	info, err := j.file.Stat()
 	if err != nil {
-		return err
+		return false, err
 	}
 	temporary := j.target + ".tmp"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) { // a crash left it
-		return err
+		return false, err
 	}
 	next, err := openLocked(temporary, os.O_CREATE|os.O_EXCL)
 	if err != nil {
-		return err
+		return false, err
 	}
 	_, err = next.Write(content.Bytes())
 	if err == nil {
 		err = errors.Join(next.Chmod(info.Mode().Perm()), fsync(next))
 	}
 	if err != nil {
-		return errors.Join(err, next.Close(), os.Remove(temporary))
+		return false, errors.Join(err, next.Close(), os.Remove(temporary))
 	}
-	if j.file, err = replace(j.file, next, j.target); err != nil {
-		return err
+	old := j.file
+	if j.file, err = replace(old, next, j.target); err != nil {
+		return j.file != old, err
 	}
-	j.size, j.records = int64(content.Len()), len(j.pending)
-	return errors.Join(syncDir(filepath.Dir(j.target)), j.check())
+	j.size, j.records, j.postponed = int64(content.Len()), len(j.pending), 0
+	return true, errors.Join(syncDir(filepath.Dir(j.target)), j.check())
 }

@@ -3,10 +3,13 @@
 package idempotentclient_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -146,5 +149,72 @@ func TestJournalWrittenAnewHasItsModeAndNothingOfOthers(t *testing.T) {
 	}
 	if begin(t, reopen(t, j, path), "charge tea") != key {
 		t.Error("the key changed")
+	}
+}
+
+// Until the file that replaces another is there, nothing is lost by going on.
+func TestJournalThatCannotBeWrittenAnewGoesOn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j, err := idempotentclient.OpenJournal(path, 0)
+	must(t, err)
+	defer func() { must(t, j.Close()) }()
+	must(t, os.MkdirAll(path+".tmp/in the way", 0o700))
+	begin := func(name string) {
+		_, err := j.Begin(t.Context(), name)
+		must(t, err)
+	}
+	begin("order 0")
+	for range 1000 {
+		begin("order 1")
+		must(t, j.Done("order 1"))
+	}
+	large := len(content(t, path))
+	must(t, os.RemoveAll(path+".tmp"))
+	for range 1000 {
+		begin("order 1")
+		must(t, j.Done("order 1"))
+	}
+	if size := len(content(t, path)); size >= large {
+		t.Errorf("the file has %d bytes, and had %d before it could be written anew", size, large)
+	}
+	if pending := j.Pending(); len(pending) != 1 || pending[0].Name != "order 0" {
+		t.Errorf("pending is %v", pending)
+	}
+}
+
+func TestJournalRenamedWhileItIsWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j, err := idempotentclient.OpenJournal(path, 0)
+	must(t, err)
+	defer j.Close()
+	defer idempotentclient.SetSync(func(f *os.File) error {
+		return errors.Join(f.Sync(), os.Rename(path, path+".old"))
+	})()
+	if _, err := j.Begin(t.Context(), "order 1"); err == nil {
+		t.Error("Begin gave out a key that the next process does not find")
+	}
+}
+
+// A child that is being started has copies of the files of its parent.
+func TestJournalOpensAgainBesideProcessesThatStart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	done := make(chan struct{})
+	var children sync.WaitGroup
+	children.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = exec.Command("true").Run()
+			}
+		}
+	})
+	defer children.Wait()
+	defer close(done)
+	for range 300 {
+		j, err := idempotentclient.OpenJournal(path, 0)
+		must(t, err)
+		must(t, j.Close())
 	}
 }

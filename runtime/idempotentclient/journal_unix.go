@@ -30,6 +30,12 @@ func openLocked(path string, flag int) (*os.File, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
+// closeLocked lets go of the lock itself: a child that is being started has a copy
+// of the file, and would keep it a little longer.
+func closeLocked(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}
+
 // replace puts next in the place of old, and returns the file that is there. It
 // is locked at every moment.
 func replace(old, next *os.File, path string) (*os.File, error) {

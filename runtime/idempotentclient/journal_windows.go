@@ -31,6 +31,8 @@ func openLocked(path string, flag int) (*os.File, error) {
 	return os.NewFile(uintptr(handle), path), nil
 }
 
+func closeLocked(f *os.File) error { return f.Close() }
+
 // replace puts next in the place of old, and returns the file that is there, or
 // none. Windows renames and replaces no file that is open: whoever takes it in
 // between finds every key, and this process fails.

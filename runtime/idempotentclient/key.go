@@ -15,10 +15,10 @@ import (
 	"github.com/oapi-idempotent/oapi-idempotent/internal/wire"
 )
 
-// ErrNotSent is in the chain of the error of a call of which nothing was sent:
-// it had no effect, and its key is as good as new. So it is where the call was
-// refused here, and where net/http's client got no connection for any attempt;
-// clients of other kinds do not tell.
+// ErrNotSent is in the chain of the error of a call that failed before its first
+// attempt: nothing was sent, and a key that was made for it is as good as new. Of
+// a key that the caller gave, to resume a call, it says nothing about earlier
+// calls. An attempt that failed may have been sent, whatever its error says.
 var ErrNotSent = errors.New("idempotentclient: the request was not sent")
 
 func notSent(format string, args ...any) error {

@@ -214,6 +214,10 @@ func TestANaturalOperationHasNoKey(t *testing.T) {
 			if len(server.seen) != 1 || len(server.seen[0].keys) != 0 {
 				t.Fatalf("the server saw %v", server.seen)
 			}
+			var refused *idempotentclient.Problem
+			if errors.As(idempotentclient.Check(resp), &refused) && refused.Type == "" {
+				t.Fatalf("Check says %v of a problem that the server did not send", refused)
+			}
 		}
 	}
 }

@@ -81,9 +81,8 @@ func KeyOf(resp *http.Response) string {
 	return ""
 }
 
-// An Error is why a call has no answer, or not the whole one. Unless [ErrNotSent]
-// is in its chain, the request may have taken effect: only the same key makes it
-// safe to call again.
+// An Error is why a call has no answer, or not the whole one. The request may have
+// taken effect: only the same key makes it safe to call again.
 type Error struct {
 	Key      string   // the key that was used; empty for a natural operation
 	Attempts int      // how many times it was tried

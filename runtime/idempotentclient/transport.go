@@ -51,11 +51,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // CloseIdleConnections closes those of Base, for [http.Client.CloseIdleConnections].
-func (t *Transport) CloseIdleConnections() {
-	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
-		base.CloseIdleConnections()
-	}
-}
+func (t *Transport) CloseIdleConnections() { closeIdle(t.base()) }
 
 func (t *Transport) base() http.RoundTripper {
 	if t.Base == nil {
@@ -83,3 +79,5 @@ func postAndPatch(req *http.Request) *Operation {
 type roundTripper struct{ http.RoundTripper }
 
 func (r roundTripper) Do(req *http.Request) (*http.Response, error) { return r.RoundTrip(req) }
+
+func (r roundTripper) CloseIdleConnections() { closeIdle(r.RoundTripper) }

@@ -1,6 +1,7 @@
 package idempotentclient_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -109,6 +110,43 @@ func TestTransportRepeatsNoMoreBehindRedirects(t *testing.T) {
 	}
 	drain(t, resp)
 	seen.oneKey(t, 5, "order") // four, and the redirect
+}
+
+// What was redirected was sent, with the key.
+func TestTransportNeverSaysUnsentBehindARedirect(t *testing.T) {
+	url, seen := wire(t, say(http11(307, "", "Location", "/elsewhere")))
+	ctx, cancel := context.WithCancel(t.Context())
+	client := &http.Client{
+		Transport:     &idempotentclient.Transport{Base: netClient(t).Transport, Config: quick},
+		CheckRedirect: func(*http.Request, []*http.Request) error { cancel(); return nil },
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader("order"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.Do(req)
+	var lost *idempotentclient.Error
+	if key := seen.oneKey(t, 1, "order"); !errors.As(err, &lost) || lost.Key != key || errors.Is(err, idempotentclient.ErrNotSent) || !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestTransportFollowsARedirectToFewerAttempts(t *testing.T) {
+	url, seen := wire(t, busy, busy, say(http11(307, "", "Location", "/few")), created)
+	many, few := createOrder, createOrder
+	few.Retry.MaxAttempts = 2
+	client := &http.Client{Transport: &idempotentclient.Transport{Base: netClient(t).Transport, Operation: func(r *http.Request) *idempotentclient.Operation {
+		if r.URL.Path == "/few" {
+			return &few
+		}
+		return &many
+	}}}
+	resp, err := client.Post(url, "text/plain", strings.NewReader("order"))
+	if err != nil || resp.StatusCode != 201 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	drain(t, resp)
+	seen.oneKey(t, 4, "order")
 }
 
 // An answer's context may be that of the next request.

@@ -298,46 +298,64 @@ func TestRequestsOfOthersAreNoAttempts(t *testing.T) {
 }
 
 // When all connections that were kept alive break, net/http tries one after the
-// other.
+// other. One attempt is left for a new one.
 func TestNetHTTPRepeatsNoMoreThanTheCallMay(t *testing.T) {
 	const idle = 8
-	var together sync.WaitGroup
-	together.Add(idle)
-	var sent atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/warm" {
-			together.Done()
-			together.Wait()
-			return
-		}
-		io.Copy(io.Discard, r.Body)
-		sent.Add(1)
-		panic(http.ErrAbortHandler)
-	}))
-	server.Config.ErrorLog = quiet
-	defer server.Close()
-	client := netClient(t)
-	client.Transport.(*http.Transport).MaxIdleConnsPerHost = idle
-	var warm sync.WaitGroup
-	for range idle {
-		warm.Go(func() {
-			resp, err := client.Get(server.URL + "/warm")
-			if err != nil {
-				t.Error(err)
-				return
+	for name, status := range map[string]int{"a new one, too": 0, "no new one": http.StatusCreated} {
+		t.Run(name, func(t *testing.T) {
+			type warmed struct{}
+			var together sync.WaitGroup
+			together.Add(idle)
+			var sent atomic.Int32
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				warm := r.Context().Value(warmed{}).(*atomic.Bool)
+				if r.URL.Path == "/warm" {
+					warm.Store(true)
+					together.Done()
+					together.Wait()
+					return
+				}
+				io.Copy(io.Discard, r.Body)
+				sent.Add(1)
+				if warm.Load() || status == 0 {
+					panic(http.ErrAbortHandler)
+				}
+				w.WriteHeader(status)
+			}))
+			server.Config.ErrorLog = quiet
+			server.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+				return context.WithValue(ctx, warmed{}, new(atomic.Bool))
 			}
-			drain(t, resp)
+			server.Start()
+			defer server.Close()
+			client := netClient(t)
+			client.Transport.(*http.Transport).MaxIdleConnsPerHost = idle
+			var warm sync.WaitGroup
+			for range idle {
+				warm.Go(func() {
+					resp, err := client.Get(server.URL + "/warm")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					drain(t, resp)
+				})
+			}
+			warm.Wait()
+			c := api{Server: server.URL, Client: client}
+			resp, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
+			if status != 0 {
+				if err != nil || resp.StatusCode != status {
+					t.Fatalf("got %v, %v", resp, err)
+				}
+				drain(t, resp)
+			} else if lost := new(idempotentclient.Error); !errors.As(err, &lost) || lost.Attempts != 2 || errors.Is(err, context.Canceled) {
+				t.Errorf("got %v", err)
+			}
+			if n := sent.Load(); n != 4 {
+				t.Errorf("%d requests on the wire, want 4: %v", n, err)
+			}
 		})
-	}
-	warm.Wait()
-	c := api{Server: server.URL, Client: client}
-	_, err := c.CreateOrder(t.Context(), "", strings.NewReader("order"))
-	var lost *idempotentclient.Error
-	if !errors.As(err, &lost) || errors.Is(err, idempotentclient.ErrNotSent) || errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	if n := sent.Load(); n != 4 {
-		t.Errorf("%d requests on the wire, want 4", n)
 	}
 }
 
@@ -423,6 +441,32 @@ func TestARefusedRedirectIsFinal(t *testing.T) {
 	seen.oneKey(t, 1, "order")
 }
 
+func TestAnAnswerThatSwitchesProtocolsIsWrittenTo(t *testing.T) {
+	url, _ := wire(t, func(c *net.TCPConn, r *bufio.Reader, seen *log) {
+		say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")(c, r, seen)
+		io.Copy(c, r)
+	})
+	c := api{Server: url, Client: netClient(t)}
+	resp, err := c.CreateOrder(t.Context(), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok {
+		t.Fatalf("the body is a %T", resp.Body)
+	}
+	if _, err := io.WriteString(conn, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if resp.Request.Context().Err() != nil {
+		t.Error("the context of an answer's request ends with its body")
+	}
+}
+
 func TestErrorsThatAnotherAttemptCannotMend(t *testing.T) {
 	untrusted := httptest.NewTLSServer(http.NotFoundHandler())
 	untrusted.Config.ErrorLog = quiet
@@ -459,8 +503,8 @@ func TestNobodyListening(t *testing.T) {
 	c := api{Server: "http://" + listener.Addr().String(), Client: netClient(t)}
 	_, err = c.CreateOrder(t.Context(), "", nil)
 	var lost *idempotentclient.Error
-	if !errors.As(err, &lost) || lost.Attempts != 4 || !errors.Is(err, idempotentclient.ErrNotSent) {
-		t.Fatalf("got %v, want an error after four attempts that sent nothing", err)
+	if !errors.As(err, &lost) || lost.Attempts != 4 {
+		t.Fatalf("got %v, want an error after four attempts", err)
 	}
 	c.Client = retrying
 	if _, err := c.CreateOrder(t.Context(), "", nil); err == nil || retrying.sent != 4 {

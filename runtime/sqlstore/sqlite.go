@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net/url"
 	"path/filepath"
 	"sync/atomic"
@@ -25,7 +26,20 @@ func SQLiteDSN(path string) string {
 		path = "/" + path
 	}
 	return "file:" + (&url.URL{Path: path}).EscapedPath() +
-		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+		fmt.Sprintf("?_pragma=busy_timeout(%d)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate", sqliteBusy.Milliseconds())
+}
+
+// sqliteBusy is how long connections wait for others.
+const sqliteBusy = 5 * time.Second
+
+// patiently tries again for that long what fails because of others: connections
+// do not wait by themselves when they make a new file's log a write-ahead log.
+func patiently(try func() error) error {
+	for deadline := time.Now().Add(sqliteBusy); ; time.Sleep(rand.N(20 * time.Millisecond)) {
+		if err := try(); err == nil || !(sqlite{}).conflict(err) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // NewSQLite returns a store in a table of an SQLite database, opened with
@@ -65,7 +79,7 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 	}
 	s.writer = newSQLiteWriter(s, !o.alone)
 	s.inTx.slots = s.writer.turn
-	if err := s.checkSQLite(); err != nil {
+	if err := patiently(s.checkSQLite); err != nil {
 		return nil, fmt.Errorf("sqlstore: SQLite: %w", err)
 	}
 	return s, nil

@@ -35,7 +35,7 @@ func OpenSQLite(path string, params ...string) (*sql.DB, error) {
 	}
 	defer plain.Close()
 	c := &sqliteConnector{driver: plain.Driver(), dsn: dsn}
-	if err := plain.QueryRow(sqliteFile).Scan(&c.file); err != nil {
+	if err := patiently(func() error { return plain.QueryRow(sqliteFile).Scan(&c.file) }); err != nil {
 		return nil, fmt.Errorf("sqlstore: OpenSQLite: %w", err)
 	}
 	if err := plain.QueryRow("PRAGMA busy_timeout").Scan(&c.timeout); err != nil {
