@@ -166,7 +166,7 @@ func (w *worker) work(ctx context.Context) error {
 	return nil
 }
 
-// errRefused says that the operation's own answer is final, and no payment.
+// errRefused says that the operation itself has refused the payment.
 var errRefused = errors.New("the payment is refused")
 
 // todo says what is to be done about a call that stays pending.
@@ -183,8 +183,8 @@ func todo(err error) string {
 		return "look for the payment at the server, " + settle
 	case code == idempotentclient.KeyReused, code == idempotentclient.MissingKey, code == idempotentclient.InvalidKey:
 		return "mend this program: its request is not that of before, or the server does not take its key"
-	default: // in flight, in doubt (503), no answer, no database: the key makes it safe
-		return "start a worker again later"
+	default: // in flight, in doubt (503), no answer, an answer that is not the operation's, no database
+		return "mend what is wrong, if anything is, and start a worker again later: the key makes it safe"
 	}
 }
 
@@ -210,11 +210,10 @@ func (w *worker) charge(ctx context.Context, name string) error {
 	}
 	if resp.JSON201 == nil {
 		err := fmt.Errorf("the server answers %s %s", resp.Status(), resp.Body)
-		switch code := resp.StatusCode(); {
-		case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
-			return err // another time the answer may be another
+		if resp.StatusCode() == http.StatusUnprocessableEntity {
+			err = fmt.Errorf("%w: %w", errRefused, err)
 		}
-		return fmt.Errorf("%w: %w", errRefused, err)
+		return err // what another answer means for the payment is not known
 	}
 	if err := w.charged(ctx, name, order, resp.JSON201.Id); err != nil {
 		return err

@@ -284,7 +284,8 @@ func TestOneBadOrderHoldsUpNoOther(t *testing.T) {
 		102: {409, "idempotency-not-replayable", "look for the payment"},
 		103: {409, "idempotency-outcome-unknown", "look for the payment"},
 		104: {422, "urn:orders:invalid", "decide what becomes of the order"},
-		106: {503, "idempotency-outcome-unknown", "start a worker again later"},
+		106: {503, "idempotency-outcome-unknown", "mend what is wrong, if anything is, and start a worker again"},
+		107: {401, "urn:orders:unauthenticated", "mend what is wrong, if anything is, and start a worker again"},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var asked api.NewPayment
@@ -302,8 +303,8 @@ func TestOneBadOrderHoldsUpNoOther(t *testing.T) {
 	}))
 	defer server.Close()
 	onDatabases(t, func(t *testing.T, in database) {
-		_, err := work(server.URL, in, "8", 0)
-		if err == nil || !strings.Contains(err.Error(), "5 of 8 calls stay pending") {
+		_, err := work(server.URL, in, "9", 0)
+		if err == nil || !strings.Contains(err.Error(), "6 of 9 calls stay pending") {
 			t.Fatalf("the worker ended with %v", err)
 		}
 		for amount, bad := range answers {

@@ -40,7 +40,9 @@ var ErrNotPending = errors.New("sqlstore: the call is not pending: it is done, o
 //		if errors.Is(err, sqlstore.ErrNotPending) {
 //			continue // another worker was faster
 //		}
+//		...                                     // any other error: send nothing
 //		resp, err := client.CreatePaymentWithResponse(call, payment)
+//		...                                     // no final answer: leave it pending
 //		tx, err := db.BeginTx(ctx, nil)
 //		...                                     // UPDATE orders SET payment …
 //		err = journal.Done(ctx, tx, pending.Name)

@@ -226,8 +226,15 @@ export interface Options {
    * keep, such as next or dispatcher, and is undefined if there is nothing. To
    * bound each attempt:
    *
-   *     fetch: (request, init) =>
-   *       fetch(request, { ...init, signal: AbortSignal.any([request.signal, AbortSignal.timeout(10_000)]) }),
+   *     fetch: async (request, init) => {
+   *       const bound = new AbortController();
+   *       const timer = setTimeout(() => bound.abort(new Error("no answer in time")), 10_000);
+   *       request.signal.addEventListener("abort", () => bound.abort(request.signal.reason));
+   *       return fetch(request, { ...init, signal: bound.signal }).finally(() => clearTimeout(timer));
+   *     },
+   *
+   * AbortSignal.any and AbortSignal.timeout are shorter, but Node 20 may forget them
+   * before they fire.
    */
   fetch?: (request: Request, init?: RequestInit) => Promise<Response>;
   /**
@@ -252,7 +259,7 @@ export interface Options {
    * body 65536 are held at least, since it may say what became of the key.
    */
   bodyLimit?: number;
-  /** Is called after every attempt, before any wait. It must not throw: the call would throw the same. */
+  /** Is called after every attempt, before any wait. It must not throw, for the call would throw the same, nor return a promise, which is not awaited. */
   onAttempt?: (attempt: Attempt) => void;
 }
 
@@ -319,7 +326,8 @@ export interface Idempotency {
    * be resumed; a blank one and the nil UUID count as none. Everything else is
    * sent as it is.
    *
-   * Network errors, 2xx answers whose body breaks off, and the statuses 408, 425,
+   * Network errors, 2xx answers, in JSON or of known length, whose body breaks off
+   * within bodyLimit, and the statuses 408, 425,
    * 429, 500, 502, 503 and 504 are repeated; a 409 too if its problem says that
    * the first request is still in flight, and such answers do not count, or if it
    * is JSON that breaks off, and may have said so. Nothing is repeated after a
@@ -393,7 +401,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     const begun = performance.now();
     let last: Problem | undefined; // the last answer, if it said that a request with the key is in flight
     for (let number = 1, counted = 0; ; number++) {
-      const result = await attempt(body === undefined ? request : copy(request, body), policy, key, extras);
+      const result = await attempt(request, body === undefined ? request : copy(request, body), policy, key, extras);
       const { response, error } = result;
       const { again, cost } = judge(policy, result);
       counted += cost;
@@ -431,7 +439,7 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     };
   }
 
-  async function attempt(request: Request, policy: Policy, key: string | undefined, extras: RequestInit | undefined): Promise<Result> {
+  async function attempt(call: Request, request: Request, policy: Policy, key: string | undefined, extras: RequestInit | undefined): Promise<Result> {
     let response: Response;
     try {
       response = await (options.fetch ?? globalThis.fetch)(request, extras);
@@ -455,6 +463,9 @@ export function idempotency(baseUrl: string, options: Options = {}): Idempotency
     const told = problem !== undefined || (error !== undefined && isJSON(response.headers));
     if (options.conflictsInFlight === true && response.status === 409 && !told && !replayed && !policy.natural) {
       problem = { code: inFlight, status: 409, type: "", title: "", detail: "", key };
+    }
+    if (response.body !== null) {
+      signalled.set(response.body, [call, request]);
     }
     exchanges.set(response, {
       key, replayed,
@@ -513,6 +524,12 @@ interface Exchange {
 }
 
 const exchanges = new WeakMap<Response, Exchange>();
+
+/**
+ * Keeps, for as long as somebody has the body of an answer, the requests through
+ * which an abort reaches it: Node forgets a request that nobody has, and its signal.
+ */
+const signalled = new WeakMap<ReadableStream, Request[]>();
 
 /** How one attempt ended: error is why there is no answer, or what broke it off. */
 interface Result {

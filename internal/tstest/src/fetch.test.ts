@@ -3,6 +3,8 @@
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { test, type TestContext } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 
 import createClient from "openapi-fetch";
 
@@ -581,6 +583,26 @@ test("an answer over the limit, and one that is a stream, is not waited for", as
   assert.equal(new TextDecoder().decode((await reader?.read())?.value), "data: 1\n\n");
   end();
   assert.equal((await reader?.read())?.done, true);
+});
+
+// Node links signals by weak references, which the collector cuts.
+test("an abort reaches a body that is still read after everything else was forgotten", async (t) => {
+  setFlagsFromString("--expose-gc");
+  const collect = runInNewContext("gc") as () => void;
+  const stream = await order(t, [(response) => {
+    response.writeHead(201, { "Content-Type": "text/event-stream" }).write("data: 1\n\n");
+  }]);
+  const controller = new AbortController();
+  const open = async () => (await stream.fetch(`${stream.url}/orders`, { method: "POST", body: "order", signal: controller.signal })).body?.getReader();
+  const reader = await open();
+  await reader?.read();
+  for (let i = 0; i < 5; i++) {
+    await new Promise(setImmediate);
+    collect();
+  }
+  const next = reader?.read();
+  controller.abort(new Error("enough"));
+  await assert.rejects(async () => next);
 });
 
 test("what the guard refused is known before and after the body was read", async (t) => {

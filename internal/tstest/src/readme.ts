@@ -7,9 +7,7 @@ import type { paths } from "./orders.js";
 
 const baseUrl = "https://api.example.com";
 const { fetch } = idempotency(baseUrl, {
-  // One attempt gets ten seconds; the next has the same key.
-  fetch: (request, init) =>
-    globalThis.fetch(request, { ...init, signal: AbortSignal.any([request.signal, AbortSignal.timeout(10_000)]) }),
+  onAttempt: ({ operation, number, status, again, key }) => console.log(operation, number, status, again, key),
 });
 const client = createClient<paths>({ baseUrl, fetch });
 
