@@ -102,8 +102,8 @@ func (c *Call) settleKey() error {
 // repeats it as the package comment says. It returns the last answer whatever
 // its status, or an [*Error] when the last attempt had none, or an error with
 // [ErrNotSent] in its chain. Where an answer breaks off, reading its body returns
-// an [*Error] too. As with [http.Client] the caller closes the body of
-// an answer, and the body of the request is closed.
+// an [*Error] too. As with [http.Client] the caller closes the body of an answer,
+// and the body of the request is closed.
 func (c *Call) Do(client Doer) (*http.Response, error) {
 	ctx := c.req.Context()
 	err := c.settleKey()
@@ -147,7 +147,10 @@ func (c *Call) Do(client Doer) (*http.Response, error) {
 		deadline, bounded := ctx.Deadline()
 		again = again && body.open != nil && counted+cost < limits.MaxAttempts && left > 0 && wait <= left &&
 			ctx.Err() == nil && (!bounded || wait < time.Until(deadline))
-		waited := time.After(wait)
+		var waited <-chan time.Time // also for the observer
+		if again {
+			waited = time.After(wait)
+		}
 		c.observe(ctx, number, got, again, wait)
 		if !again {
 			got.begun, got.counted = begun, counted

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,14 +173,11 @@ func TestTransportTakesUpNoCallThatIsOver(t *testing.T) {
 }
 
 func TestTransportClosesIdleConnections(t *testing.T) {
-	var open atomic.Int64
+	closed := make(chan struct{})
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
-		switch s {
-		case http.StateNew:
-			open.Add(1)
-		case http.StateClosed:
-			open.Add(-1)
+		if s == http.StateClosed {
+			close(closed)
 		}
 	}
 	server.Start()
@@ -193,11 +189,10 @@ func TestTransportClosesIdleConnections(t *testing.T) {
 	}
 	drain(t, resp)
 	client.CloseIdleConnections()
-	for deadline := time.Now().Add(10 * time.Second); open.Load() != 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("the connection is still open")
-		}
-		time.Sleep(time.Millisecond)
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the connection is still open")
 	}
 }
 

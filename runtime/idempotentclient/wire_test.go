@@ -446,7 +446,12 @@ func TestAnAnswerThatSwitchesProtocolsIsWrittenTo(t *testing.T) {
 		say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")(c, r, seen)
 		io.Copy(c, r)
 	})
-	c := api{Server: url, Client: netClient(t)}
+	var attempt context.Context
+	client := netClient(t)
+	c := api{Server: url, Client: doerFunc(func(r *http.Request) (*http.Response, error) {
+		attempt = r.Context()
+		return client.Do(r)
+	})}
 	resp, err := c.CreateOrder(t.Context(), "", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -461,7 +466,13 @@ func TestAnAnswerThatSwitchesProtocolsIsWrittenTo(t *testing.T) {
 	if _, err := io.ReadFull(conn, make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
+	if attempt.Err() != nil {
+		t.Error("the attempt ended before its body")
+	}
 	conn.Close()
+	if attempt.Err() == nil {
+		t.Error("the attempt outlives its body")
+	}
 	if resp.Request.Context().Err() != nil {
 		t.Error("the context of an answer's request ends with its body")
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"net/url"
 	"path/filepath"
 	"sync/atomic"
@@ -33,13 +32,16 @@ func SQLiteDSN(path string) string {
 const sqliteBusy = 5 * time.Second
 
 // patiently tries again for that long what fails because of others: connections
-// do not wait by themselves when they make a new file's log a write-ahead log.
-func patiently(try func() error) error {
-	for deadline := time.Now().Add(sqliteBusy); ; time.Sleep(rand.N(20 * time.Millisecond)) {
-		if err := try(); err == nil || !(sqlite{}).conflict(err) || time.Now().After(deadline) {
-			return err
-		}
-	}
+// do not wait by themselves when they make a new file's log a write-ahead log. It
+// returns how the last try ended.
+func (s *Store) patiently(try func() error) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), sqliteBusy)
+	defer cancel()
+	_ = s.persist(ctx, func() (bool, error) {
+		err = try()
+		return true, err
+	})
+	return err
 }
 
 // NewSQLite returns a store in a table of an SQLite database, opened with
@@ -79,7 +81,7 @@ func NewSQLite(db *sql.DB, opts ...Option) (*Store, error) {
 	}
 	s.writer = newSQLiteWriter(s, !o.alone)
 	s.inTx.slots = s.writer.turn
-	if err := patiently(s.checkSQLite); err != nil {
+	if err := s.patiently(s.checkSQLite); err != nil {
 		return nil, fmt.Errorf("sqlstore: SQLite: %w", err)
 	}
 	return s, nil

@@ -35,7 +35,8 @@ func OpenSQLite(path string, params ...string) (*sql.DB, error) {
 	}
 	defer plain.Close()
 	c := &sqliteConnector{driver: plain.Driver(), dsn: dsn}
-	if err := patiently(func() error { return plain.QueryRow(sqliteFile).Scan(&c.file) }); err != nil {
+	opening := &Store{dialect: sqlite{}}
+	if err := opening.patiently(func() error { return plain.QueryRow(sqliteFile).Scan(&c.file) }); err != nil {
 		return nil, fmt.Errorf("sqlstore: OpenSQLite: %w", err)
 	}
 	if err := plain.QueryRow("PRAGMA busy_timeout").Scan(&c.timeout); err != nil {
